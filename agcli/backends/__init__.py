@@ -1,0 +1,1 @@
+"""Platform backends, one file each, behind the protocol in base.py."""

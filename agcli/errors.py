@@ -1,0 +1,27 @@
+"""The errors a user can meet. Each carries the exit status that the command ends with."""
+
+from __future__ import annotations
+
+
+class AgGemmError(Exception):
+    """Base of all errors with a message meant for the user: what is wrong, the values, what to do."""
+
+    exit_status = 3
+
+
+class UsageError(AgGemmError, ValueError):
+    """What was asked cannot be right: a bad size, option or operand. Exit status 2."""
+
+    exit_status = 2
+
+
+class EnvironmentFault(AgGemmError, RuntimeError):
+    """The machine cannot do it: no such device, not enough memory, a rank died, a timeout. Exit status 3."""
+
+    exit_status = 3
+
+
+class KernelFault(AgGemmError, RuntimeError):
+    """The kernel broke a rule of the hardware or of the programming model. Exit status 1."""
+
+    exit_status = 1
