@@ -73,7 +73,8 @@ def push_by_putmem(
     core = tl.program_id(axis=0)
     ncore = tl.num_programs(axis=0)
     subblock_idx = primitives.sub_vec_id()
-    row_bytes = K * (a_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    element_bits: tl.constexpr = a_ptr.dtype.element_ty.primitive_bitwidth  # triton-ascend 3.2 has no int // constexpr
+    row_bytes = K * (element_bits // 8)
     if subblock_idx == 1:
         if core < rank_size:
             for target_rank in range(core, rank_size, ncore):
