@@ -57,6 +57,7 @@ _FOREIGN_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP
 _FOREIGN_PREFIXES = ("MASTER_", "TORCHELASTIC_", "ROLE_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
 
 OnProgress = Callable[[int, int], None]
+OnData = Callable[[int, Any], None]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -74,18 +75,20 @@ def launch(
     devices: Sequence[int],
     timeout_s: float,
     on_progress: OnProgress | None = None,
+    on_data: OnData | None = None,
     env: Mapping[str, str] | None = None,
 ) -> list[RankResult]:
     """Run ``job`` in ``world`` processes, rank r on device index ``devices[r]``; one result per rank, in rank order.
 
     The first rank to fail ends the others. When no rank has made progress for ``timeout_s`` seconds, all are ended.
-    ``on_progress(done, total)`` gets sums over all ranks, in the ranks' unit. ``env`` is added to their environment.
+    ``on_progress(done, total)`` gets sums over all ranks, in the ranks' unit; ``on_data(rank, data)`` what a rank
+    publishes, while it runs. ``env`` is added to the ranks' environment.
     Raises ``Interrupted`` on INT or TERM, ``EnvironmentFault`` if a process cannot be started; both after clean-up.
     """
     if len(devices) != world or world < 1:
         raise ValueError(f"launch needs one device per rank: world is {world}, devices are {list(devices)}")
     with _caught_signals() as caught:
-        run = _Run(job, devices, timeout_s, on_progress, caught)
+        run = _Run(job, devices, timeout_s, on_progress, on_data, caught)
         try:
             run.start(_rank_environment(os.environ, world, env or {}))
             run.watch()
@@ -166,12 +169,19 @@ class _Run:
     """All ranks of one launch: ``start``, ``watch``, and on every path ``end``; then ``results``."""
 
     def __init__(
-        self, job: Job, devices: Sequence[int], timeout_s: float, on_progress: OnProgress | None, caught: list[int]
+        self,
+        job: Job,
+        devices: Sequence[int],
+        timeout_s: float,
+        on_progress: OnProgress | None,
+        on_data: OnData | None,
+        caught: list[int],
     ) -> None:
         self._job = job
         self._devices = devices
         self._timeout_s = timeout_s
         self._on_progress = on_progress
+        self._on_data = on_data
         self._caught = caught
         self._run_id = f"agcli-{os.getpid()}-{secrets.token_hex(4)}"
         self._children: list[_Child] = []
@@ -277,6 +287,10 @@ class _Run:
             elif message["type"] == "result":
                 child.result = reported(child.rank, message, child.state, -1)
                 self._progress_at = time.monotonic()
+            elif message["type"] == "publish":
+                self._progress_at = time.monotonic()
+                if self._on_data:
+                    self._on_data(child.rank, message["data"])
             elif child.state.update(message):
                 self._progress_at = time.monotonic()
         if self._on_progress and any(m["type"] == "progress" for m in messages):

@@ -4,6 +4,7 @@
 Messages go to the parent as JSON lines on a pipe of their own, so that nothing a library prints passes for one:
 
     {"type": "phase", "text": ..., "waiting": ...}      {"type": "progress", "done": ..., "total": ...}
+    {"type": "publish", "data": ...}
     {"type": "result", "value": ...}                    {"type": "error", "kind": 1|2|3, "message": ..., ...}
 """
 
@@ -122,6 +123,11 @@ class RankContext:
             message, self._held_back = self._held_back, None
             self._sent_at = time.monotonic()
             self._send(message)
+
+    def publish(self, data: Any) -> None:
+        """Hand JSON data to the parent at once, before this rank has its result (``launch``'s ``on_data``)."""
+        self.flush()
+        self._send({"type": "publish", "data": data})
 
     def store(self) -> Store:
         """The run's key-value store, private to this run; connected on first use."""

@@ -17,10 +17,15 @@ _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tenso
 CHUNK_BYTES = 64 * 2**20  # of the fp32 copies of A's rows and of their product, in one chunk
 
 
-def gather(a: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """All ranks' A in rank order, ``[W * M, K]`` of A's dtype, contiguous; ``a`` may have any strides. Collective."""
+def gather(a: torch.Tensor, group: dist.ProcessGroup | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
+    """All ranks' A in rank order, ``[W * M, K]`` of A's dtype, contiguous; ``a`` may have any strides. Collective.
+
+    Into ``out`` if given, which must be contiguous.
+    """
     rows, cols = a.shape
-    gathered = torch.empty((dist.get_world_size(group) * rows, cols), dtype=a.dtype, device=a.device)
+    gathered = out
+    if gathered is None:
+        gathered = torch.empty((dist.get_world_size(group) * rows, cols), dtype=a.dtype, device=a.device)
     shard, whole = a.contiguous(), gathered
     if a.device.type == "cpu":  # as bytes: not every CPU backend of torch.distributed knows every dtype
         shard, whole = shard.view(torch.uint8), whole.view(torch.uint8)
@@ -54,12 +59,14 @@ def all_gather_matmul(
     a: torch.Tensor, b: torch.Tensor, group: dist.ProcessGroup | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """``C = all_gather(a) @ b`` unfused, ``[W * M, N]`` of A's dtype, into ``out`` if given (any strides)."""
-    gathered = gather(a, group)
-    c = torch.empty((gathered.shape[0], b.shape[1]), dtype=a.dtype, device=a.device) if out is None else out
-    if a.device.type != "cpu":
-        return (
-            c.copy_(gathered @ b) if out is not None and not out.is_contiguous() else torch.matmul(gathered, b, out=c)
-        )
+    return multiply(gather(a, group), b, out)
+
+
+def multiply(gathered: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """``gathered @ b``, ``[W * M, N]`` of their dtype, rounded once; into ``out`` if given (any strides)."""
+    c = torch.empty((gathered.shape[0], b.shape[1]), dtype=b.dtype, device=b.device) if out is None else out
+    if b.device.type != "cpu":
+        return torch.matmul(gathered, b, out=c) if c.is_contiguous() else c.copy_(gathered @ b)
     step = chunk_rows(b.shape[1], b.shape[0])
     b = operand_b(b)
     for row0 in range(0, gathered.shape[0], step):
