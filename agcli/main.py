@@ -1,0 +1,105 @@
+"""The command line: parse, call one function, choose the exit status. Imports neither torch nor a platform.
+
+Each command lives in a ``cli_*.py`` that imports nothing heavy at module level, and is registered at the end of this
+file. A command returns its exit status; errors end it as ``errors.py`` says: one message on stderr.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from agcli import __version__, cli_verify
+from agcli.errors import AgGemmError, EnvironmentFault, UsageError
+
+PROG = "ag-gemm"
+INTERRUPTED = 130  # as shells report a process that INT ended; 128 + the number for other signals
+
+# What all wrong options and arguments raise: the class above this one, in whichever copy of Click Typer uses.
+_CLI_USAGE_ERROR: Any = typer.BadParameter.__base__
+
+app = typer.Typer(
+    name=PROG,
+    help="Fused AllGather+GEMM across Ascend NPUs: run it, prove it right on every rank, show how fast it is.",
+    epilog="Exit status: 0 all ranks passed, 1 a wrong result, 2 wrong usage, 3 the environment, 130 after Ctrl-C.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line ``argv`` (default: the process's own) and return the exit status."""
+    try:
+        return int(app(args=argv, prog_name=PROG, standalone_mode=False) or 0)
+    except Exception as error:
+        if not isinstance(error, _CLI_USAGE_ERROR):
+            raise
+        path = error.ctx.command_path if error.ctx else PROG
+        return _fail(f"{error.format_message().rstrip('.')}. Try '{path} --help'.", UsageError.exit_status)
+
+
+def run() -> None:
+    """Entry point of the console script."""
+    sys.exit(main())
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"{PROG}: error: {message}", file=sys.stderr)
+    return status
+
+
+def _guarded(command: Callable[..., int]) -> Callable[..., int]:
+    """``command`` with every way of ending turned into an exit status and at most one message on stderr.
+
+    A traceback is added if the command was given ``debug=True``.
+    """
+
+    @functools.wraps(command)
+    def guarded(*args: object, **kwargs: object) -> int:
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt as stop:
+            signum = getattr(stop, "signum", 2)
+            print(f"{PROG}: {stop or 'interrupted'}", file=sys.stderr)
+            return 128 + int(signum)
+        except BrokenPipeError:  # the reader of stdout went away; nothing more can be said to it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return _fail("stdout was closed before the report was complete", EnvironmentFault.exit_status)
+        except (AgGemmError, OSError, MemoryError, ImportError) as error:
+            if kwargs.get("debug"):
+                traceback.print_exc()
+            known = isinstance(error, AgGemmError)
+            text = str(error) if known else f"{type(error).__name__}: {error}"
+            return _fail(text, error.exit_status if isinstance(error, AgGemmError) else EnvironmentFault.exit_status)
+
+    return guarded
+
+
+def register(command: Callable[..., int], name: str | None = None) -> None:
+    """Add a command to the program; ``name`` defaults to the function's."""
+    app.command(name or command.__name__)(_guarded(command))
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"{PROG} {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options that come before the command."""
+
+
+register(cli_verify.verify)

@@ -1,0 +1,212 @@
+"""Options that several commands share: one name, one help text, one unit each. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agcli.chips import DEFAULT_SOC
+from agcli.errors import UsageError
+from agcli.problem import KernelConfig
+
+PROBLEM_PANEL, KERNEL_PANEL, RUN_PANEL, REPORT_PANEL = "Problem", "Kernel configuration", "How to run", "Report"
+_DEFAULTS = KernelConfig()
+
+
+class DtypeName(str, Enum):
+    """Element types of A, B and C."""
+
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
+class BackendName(str, Enum):
+    """Platforms."""
+
+    AUTO = "auto"
+    NPU = "npu"
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+class TransportName(str, Enum):
+    """Ways in which A reaches the peers."""
+
+    AUTO = "auto"
+    PUTMEM = "putmem"
+    STORE = "store"
+
+
+class DataName(str, Enum):
+    """Kinds of input."""
+
+    NORMAL = "normal"
+    INTEGERS = "integers"
+
+
+def _size(name: str, what: str) -> Any:
+    default = "4096; on cpu 512 if none of --m, --n, --k is given"
+    return typer.Option(
+        f"--{name}", help=f"{what} (elements).", show_default=default, metavar="INT", rich_help_panel=PROBLEM_PANEL
+    )
+
+
+def _tile(flag: str, what: str, default: object) -> Any:
+    return typer.Option(flag, help=f"{what}.", show_default=str(default), metavar="INT", rich_help_panel=KERNEL_PANEL)
+
+
+M = Annotated[int | None, _size("m", "Rows of A on each rank")]
+N = Annotated[int | None, _size("n", "Columns of B on each rank")]
+K = Annotated[int | None, _size("k", "Columns of A and rows of B on each rank")]
+Dtype = Annotated[DtypeName, typer.Option(help="Element type of A, B and C.", rich_help_panel=PROBLEM_PANEL)]
+Data = Annotated[
+    DataName,
+    typer.Option(
+        help="Inputs: standard normal, or small integers, whose product must be right to the last bit.",
+        rich_help_panel=PROBLEM_PANEL,
+    ),
+]
+Seed = Annotated[
+    int,
+    typer.Option(
+        metavar="INT", help="Seed of all inputs (a number); ranks and repeats differ.", rich_help_panel=PROBLEM_PANEL
+    ),
+]
+
+BlockM = Annotated[int | None, _tile("--block-m", "Rows of a tile of C (elements)", _DEFAULTS.block_m)]
+BlockN = Annotated[
+    int | None, _tile("--block-n", "Columns of a tile of C (elements)", f"{_DEFAULTS.block_n}; 128 on Ascend 950")
+]
+BlockK = Annotated[int | None, _tile("--block-k", "K of one multiplication of tiles (elements)", _DEFAULTS.block_k)]
+CommBlockM = Annotated[
+    int | None, _tile("--comm-block-m", "Rows of a tile that is sent (elements)", _DEFAULTS.comm_block_m)
+]
+CommBlockK = Annotated[
+    int | None, _tile("--comm-block-k", "Columns of a tile that is sent (elements)", _DEFAULTS.comm_block_k)
+]
+PValue = Annotated[
+    int | None, _tile("--pvalue", "Tile rows of A that are gathered in one iteration (count)", _DEFAULTS.pvalue)
+]
+BufferNum = Annotated[
+    int | None,
+    _tile("--buffer-num", "Slots of the symmetric buffer, at least 2 (count)", _DEFAULTS.buffer_num),
+]
+Transport = Annotated[
+    TransportName,
+    typer.Option(
+        help="How A reaches the peers: one transfer per peer (putmem) or stores of tiles (store). "
+        "auto: putmem on Ascend 950, else store.",
+        rich_help_panel=KERNEL_PANEL,
+    ),
+]
+
+World = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="INT",
+        show_default="all visible devices; 2 on cpu; inside a job of torchrun or Slurm that job's ranks",
+        help="Ranks (count), one device each.",
+        rich_help_panel=RUN_PANEL,
+    ),
+]
+Backend = Annotated[
+    BackendName,
+    typer.Option(
+        help="Platform. auto: the first of npu, cuda, cpu that is ready; cpu simulates Ascend cores.",
+        rich_help_panel=RUN_PANEL,
+    ),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        show_default="the first ones",
+        help="Indices of the visible devices to use, one a rank, such as 0,1,4-7.",
+        rich_help_panel=RUN_PANEL,
+    ),
+]
+Cores = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="INT",
+        show_default="as many as the chip has",
+        help="Simulated AI cores of each rank (count; cpu only).",
+        rich_help_panel=RUN_PANEL,
+    ),
+]
+Soc = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CHIP",
+        show_default=f"the one present; {DEFAULT_SOC} on cpu",
+        help="Chip whose memory limits and core counts hold.",
+        rich_help_panel=RUN_PANEL,
+    ),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="End the run when no rank has made progress for so long (seconds).",
+        rich_help_panel=RUN_PANEL,
+    ),
+]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show tracebacks and the ranks' logs with errors.", rich_help_panel=RUN_PANEL)
+]
+
+JsonPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="PATH",
+        show_default="none",
+        help="Write the report as JSON to this file, or with - to stdout, and the table to stderr.",
+        rich_help_panel=REPORT_PANEL,
+    ),
+]
+JunitPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--junit",
+        metavar="PATH",
+        show_default="none",
+        help="Write the report as JUnit XML to this file.",
+        rich_help_panel=REPORT_PANEL,
+    ),
+]
+
+
+def parse_devices(text: str | None) -> tuple[int, ...] | None:
+    """``0,1,4-6`` -> ``(0, 1, 4, 5, 6)``. Raises UsageError for anything else and for a device named twice."""
+    if text is None:
+        return None
+    devices: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isdecimal() and (last.isdecimal() if dash else True)) or (dash and int(last) < int(first)):
+            raise UsageError(f"'{part.strip()}' is not a device index or a range such as 4-7 (--devices {text})")
+        devices += range(int(first), int(last if dash else first) + 1)
+    for device in devices:
+        if devices.count(device) > 1:
+            raise UsageError(f"device {device} is named twice (--devices {text})")
+    return tuple(devices)
+
+
+def check_timeout(seconds: float) -> None:
+    """Refuse a time that can never pass or has passed already."""
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise UsageError(f"the time must be a positive number of seconds, got {seconds:g} (--timeout)")
+
+
+def kernel_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``KernelConfig`` among a command's parameters; None where the option was not given."""
+    names = ("block_m", "block_n", "block_k", "comm_block_m", "comm_block_k", "pvalue", "buffer_num", "transport")
+    return {name: getattr(values[name], "value", values[name]) for name in names}

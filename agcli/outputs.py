@@ -1,0 +1,77 @@
+"""Where reports go: files that are refused early or written whole, and a stdout with nothing else on it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from agcli.errors import EnvironmentFault, UsageError
+
+
+def check_writable(path: Path | None, option: str) -> None:
+    """Refuse a report that could not be written, before hours of work are done for it. ``-`` is stdout."""
+    if path is None or str(path) == "-":
+        return
+    folder = path.parent
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory ({option})")
+    if not folder.is_dir():
+        raise UsageError(f"there is no directory {folder} ({option} {path})")
+    replaceable = os.access(folder, os.W_OK | os.X_OK) and (not path.exists() or os.access(path, os.W_OK))
+    if not replaceable:
+        raise UsageError(f"{path} cannot be written: no permission ({option})")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write ``path`` whole or not at all: readers never see a part of it."""
+    temporary = None
+    try:
+        if path.exists() and not path.is_file():  # /dev/stderr, a pipe: nothing to put in its place
+            path.write_text(text, encoding="utf-8")
+            return
+        target = path.resolve()
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
+        ) as file:
+            temporary = file.name
+            file.write(text)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise EnvironmentFault(f"{path} could not be written: {error.strerror or error}") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@contextlib.contextmanager
+def reserved_stdout() -> Iterator[TextIO]:
+    """The real stdout, for the report alone: within, whatever libraries print there goes to stderr instead."""
+    stdout = sys.stdout
+    try:
+        stdout.flush()
+        fd = stdout.fileno()
+        kept = os.dup(fd)
+    except (OSError, ValueError):  # not a file, as in tests: nothing below Python writes to it
+        with contextlib.redirect_stdout(sys.stderr):
+            yield stdout
+        return
+    try:
+        os.dup2(sys.stderr.fileno(), fd)
+        with open(kept, "w", encoding=stdout.encoding, errors=stdout.errors, closefd=False) as report:
+            yield report
+    finally:
+        with contextlib.suppress(OSError):
+            stdout.flush()
+        os.dup2(kept, fd)
+        os.close(kept)
