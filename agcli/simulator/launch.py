@@ -1,0 +1,57 @@
+"""Run one launch of a kernel on simulated cores: bind arguments, split the kernel, run the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from agcli.simulator.dtypes import fitting, float32
+from agcli.simulator.machine import VECTORS_PER_CORE, Machine
+from agcli.simulator.memory import Buffer, Pointer
+from agcli.simulator.scalars import Scalar
+from agcli.simulator.scheduler import Scheduler, Task
+from agcli.simulator.split import SplitKernel
+
+UNITS = ("cube", *(f"vector{i}" for i in range(VECTORS_PER_CORE)))
+
+
+def tasks_of(kernel: SplitKernel, machine: Machine, arguments: Mapping[str, Any]) -> list[Task]:
+    """The tasks of one launch on one rank: for each core its cube and its vectors, each with its part of the kernel."""
+    tasks = []
+    for core in range(machine.cores):
+        for unit in UNITS:
+            function = kernel.part("cube" if unit == "cube" else "vector")
+            tasks.append(Task(machine, core, unit, _call(function, arguments)))
+    return tasks
+
+
+def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Callable[[], Any]:
+    return lambda: function(**arguments)
+
+
+def run(kernel: SplitKernel, machine: Machine, arguments: Mapping[str, Any]) -> None:
+    """Run one launch of this process's rank to its end."""
+    Scheduler(tasks_of(kernel, machine, arguments)).run()
+
+
+def bind(
+    kernel: SplitKernel, args: tuple[Any, ...], kwargs: Mapping[str, Any], rank: int, symmetric: Mapping[int, Buffer]
+) -> dict[str, Any]:
+    """Host arguments as kernel arguments: tensors become pointers, numbers scalars, constexprs stay as they are.
+
+    ``symmetric`` maps data pointers to symmetric buffers. Raises TypeError as a Python call would.
+    """
+    bound = kernel.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    result = {}
+    for name, value in bound.arguments.items():
+        if isinstance(value, torch.Tensor):
+            buffer = symmetric.get(value.data_ptr())
+            result[name] = Pointer(buffer if buffer is not None else Buffer(value, name, rank))
+        elif name in kernel.constexprs or not isinstance(value, (int, float)):
+            result[name] = value
+        else:
+            result[name] = Scalar(value, float32 if isinstance(value, float) else fitting(int(value)))
+    return result
