@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from agcli.errors import EnvironmentFault
 from agcli.jobenv import JobEnv
-from agcli.launch import OnProgress, remove_leftovers
+from agcli.launch import Interrupted, OnData, OnProgress, caught_signals, remove_leftovers
 from agcli.outcome import SETTLE_S, Job, RankResult, RankState, died, ended, reported, timed_out
 from agcli.rank import NEVER, Message, Place, RankContext, prefixed, run_target, tcp_store
 
@@ -65,14 +66,16 @@ def run_joined(
     *,
     timeout_s: float,
     on_progress: OnProgress | None = None,
+    on_data: OnData | None = None,
     devices: Sequence[int] | None = None,
 ) -> Joined:
     """Run ``job`` as rank ``env.rank``, and gather the results of all ranks.
 
     ``devices`` are this node's device indices (``local_rank`` picks one; by default it is the index). When no rank of
     the job makes progress for ``timeout_s`` seconds, or one fails and the others cannot go on, the missing ranks get
-    results that say so. ``on_progress`` is called on rank 0 with sums over all ranks. Raises ``EnvironmentFault`` if
-    the job's store cannot be reached within ``timeout_s``: the variables were probably left by a job that is over.
+    results that say so. ``on_progress`` is called on rank 0 with sums over all ranks, and ``on_data`` on every rank
+    with what it published itself. Raises ``EnvironmentFault`` if the job's store cannot be reached within
+    ``timeout_s`` (the variables were probably left by a job that is over), ``Interrupted`` on INT or TERM.
     """
     board = _Board(env, timeout_s, f"agcli/{env.attempt}/{next(_runs)}")
     device = devices[env.local_rank] if devices is not None else env.local_rank
@@ -86,13 +89,16 @@ def run_joined(
     )
     thread = threading.Thread(target=_call, args=(job, ctx, board), name="agcli-rank", daemon=True)
     thread.start()
-    try:
-        results = board.watch(on_progress if env.rank == 0 else None)
-    except _store_errors():
-        results = board.lost()
-    finally:
-        if env.local_rank == 0:
-            remove_leftovers(board.run_id)
+    with caught_signals() as caught:
+        try:
+            results = board.watch(on_progress if env.rank == 0 else None, on_data, caught)
+        except _store_errors():
+            results = board.lost()
+        finally:
+            if env.local_rank == 0:
+                remove_leftovers(board.run_id)
+    if caught:
+        raise Interrupted(caught[0])
     thread.join(timeout=0 if any(not r.ok for r in results) else None)
     return Joined(results, env.rank == 0 or board.is_lost, board, thread.is_alive())
 
@@ -107,10 +113,12 @@ def _call(job: Job, ctx: RankContext, board: _Board) -> None:
 def _connect(env: JobEnv, timeout_s: float) -> Store:
     serve = env.rank == 0 and not env.store_is_served
     try:
+        if not serve:
+            _await_server(env, timeout_s)
         # multi_tenant: a second connection of rank 0 shares the server of the first
         limit = timedelta(seconds=timeout_s)
         store = tcp_store(env.master_addr, env.master_port, limit, is_master=serve, multi_tenant=True)
-    except RuntimeError as e:
+    except (OSError, RuntimeError) as e:
         what = "cannot listen on" if serve else f"found no store within {timeout_s:g} s at"
         raise EnvironmentFault(
             f"rank {env.rank} of {env.world} {what} {env.where}, where by the environment its job meets. If there is "
@@ -118,6 +126,20 @@ def _connect(env: JobEnv, timeout_s: float) -> Store:
         ) from e
     store.set_timeout(NEVER)
     return store
+
+
+def _await_server(env: JobEnv, timeout_s: float) -> None:
+    """Until something listens at the master address. torch's own client waits longer than told, and prints stacks."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            remaining_s = max(WATCH_EVERY_S, deadline - time.monotonic())
+            socket.create_connection((env.master_addr, env.master_port), timeout=remaining_s).close()
+            return
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(WATCH_EVERY_S)
 
 
 def _store_errors() -> type[Exception]:
@@ -157,12 +179,12 @@ class _Board:
         with self._lock:
             self._posted.append(message)
 
-    def watch(self, on_progress: OnProgress | None) -> list[RankResult]:
-        """Until every rank has a result, or the time is up, or a failure has left no hope of more."""
+    def watch(self, on_progress: OnProgress | None, on_data: OnData | None, caught: list[int]) -> list[RankResult]:
+        """Until every rank has a result, the time is up, a failure has left no hope of more, or a signal was caught."""
         beat, beat_at = -1, time.monotonic()
         failed_at: float | None = None
         while True:
-            self._publish()
+            self._publish(on_data)
             now = time.monotonic()
             if (count := self._store.add("beat", 0)) != beat:
                 beat, beat_at = count, now
@@ -173,7 +195,7 @@ class _Board:
                 failed_at = now
             if self._store.check([f"result/{r}" for r in range(self._env.world)]):
                 return self._results(ended)
-            if failed_at is not None and now - failed_at >= SETTLE_S:
+            if caught or (failed_at is not None and now - failed_at >= SETTLE_S):
                 return self._results(ended)
             if failed_at is None and now - beat_at >= self._timeout_s:
                 return self._results(timed_out)
@@ -199,7 +221,7 @@ class _Board:
         while self._store.add("read", 0) < others and time.monotonic() < deadline:
             time.sleep(WATCH_EVERY_S)
 
-    def _publish(self) -> None:
+    def _publish(self, on_data: OnData | None) -> None:
         """Send what was posted since the last time."""
         with self._lock:
             posted, self._posted = self._posted, []
@@ -209,6 +231,10 @@ class _Board:
                 self._result = self._final(message)
                 self._store.set(f"result/{self._env.rank}", json.dumps(self._result.to_json()))
                 moved = True
+            elif message["type"] == "publish":
+                moved = True
+                if on_data:
+                    on_data(self._env.rank, message["data"])
             else:
                 moved |= self._state.update(message)
         if moved:

@@ -87,7 +87,7 @@ def launch(
     """
     if len(devices) != world or world < 1:
         raise ValueError(f"launch needs one device per rank: world is {world}, devices are {list(devices)}")
-    with _caught_signals() as caught:
+    with caught_signals() as caught:
         run = _Run(job, devices, timeout_s, on_progress, on_data, caught)
         try:
             run.start(_rank_environment(os.environ, world, env or {}))
@@ -100,13 +100,13 @@ def launch(
 
 
 @contextlib.contextmanager
-def _caught_signals() -> Iterator[list[int]]:
+def caught_signals() -> Iterator[list[int]]:
     """INT and TERM are noted in the list this yields, instead of breaking into whatever runs (main thread only)."""
     caught: list[int] = []
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` and background jobs stay deaf
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # `nohup` and background jobs stay deaf
                 before[number] = signal.signal(number, lambda n, _frame: caught.append(n))
     try:
         yield caught

@@ -1,4 +1,4 @@
-"""A stand-in for the command line: ``torchrun ... -m joined_main TARGET PAYLOAD TIMEOUT_S`` joins and reports as one voice."""
+"""A stand-in for the command line: ``torchrun ... -m joined_main TARGET PAYLOAD TIMEOUT_S`` joins and reports."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from agcli.errors import AgGemmError
 from agcli.jobenv import detect_job
 from agcli.join import run_joined
+from agcli.launch import Interrupted
 from agcli.outcome import Job, failure
 
 
@@ -18,6 +19,8 @@ def main() -> None:
         env = detect_job(os.environ)
         assert env is not None
         joined = run_joined(Job(target, payload), env, timeout_s=timeout_s)
+    except Interrupted as e:
+        sys.exit(128 + e.signum)
     except AgGemmError as e:
         print(e, file=sys.stderr)
         sys.exit(e.exit_status)

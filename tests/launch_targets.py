@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -52,6 +53,11 @@ def raises(ctx: RankContext, payload: dict[str, Any]) -> None:
     raise kinds[payload["kind"]](payload["text"])
 
 
+def publishes(ctx: RankContext, payload: dict[str, Any]) -> str:
+    ctx.publish({"row": ctx.rank})
+    return "done"
+
+
 def not_json(ctx: RankContext, payload: dict[str, Any]) -> Any:
     return object()
 
@@ -85,7 +91,7 @@ def waits(ctx: RankContext, payload: dict[str, Any]) -> None:
     if payload.get("child"):
         pids.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]).pid)
     if payload.get("leave_files"):
-        for folder in ("/dev/shm", payload["folder"]):
+        for folder in ("/dev/shm", tempfile.gettempdir()):
             with open(f"{folder}/{ctx.run_id}-{ctx.rank}", "w") as f:
                 f.write("left over")
     path = f"{payload['folder']}/pids-{ctx.rank}"
@@ -113,10 +119,15 @@ def steady(ctx: RankContext, payload: dict[str, Any]) -> str:
     """Slower than the timeout in all, but always getting on; the others wait."""
     if ctx.rank:
         ctx.phase("the barrier", waiting=True)
-        ctx.store().get("done")
+        time.sleep(payload["steps"] * payload["step_s"])
         return "done"
     for step in range(payload["steps"]):
         ctx.progress(step, payload["steps"])
         time.sleep(payload["step_s"])
-    ctx.store().set("done", "1")
     return "done"
+
+
+def meets(ctx: RankContext, payload: dict[str, Any]) -> list[str]:
+    """What all ranks of this run wrote to the store under names that every other run uses too."""
+    ctx.store().set(f"key-{ctx.rank}", payload["name"])
+    return [bytes(ctx.store().get(f"key-{rank}")).decode() for rank in range(ctx.world)]
