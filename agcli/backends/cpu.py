@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agcli.backends.base import EngineOptions, Need
+from agcli.bench_hooks import BenchHooks
 from agcli.chips import DEFAULT_SOC, Chip, chip_by_name
 from agcli.problem import Plan
 
@@ -56,6 +57,10 @@ class CpuBackend:
     def chip(self, soc: str | None) -> Chip | None:
         """The chip to stand for. Raises UsageError for an unknown name."""
         return chip_by_name(soc or DEFAULT_SOC)
+
+    def bench_hooks(self) -> BenchHooks:
+        """Both transports of the kernel; all else as on any host."""
+        return _BenchHooks()
 
     # -- called in a rank ----------------------------------------------------------------------------------------
     def start(self, ctx: RankContext) -> None:
@@ -142,6 +147,10 @@ class CpuBackend:
         if self._kernel is None:
             self._kernel = SplitKernel(load_kernel(KERNEL_FILE, KERNEL_NAME))
         return self._kernel
+
+
+class _BenchHooks(BenchHooks):
+    transports = ("store", "putmem")
 
 
 class _Launcher:

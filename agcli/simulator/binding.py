@@ -1,7 +1,7 @@
 """Read kernels without the packages they import, and give their names the simulator's meaning.
 
-``load_kernel`` runs a kernel file while stand-ins take the place of ``triton``, ``triton_dist`` and other device packages,
-for the load alone. ``resolved_globals`` does the same for a kernel that was imported with the real packages.
+``load_kernel`` runs a kernel file while stand-ins take the place of ``triton``, ``triton_dist`` and other device
+packages, for the load alone. ``resolved_globals`` does the same for a kernel that was imported with the real packages.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -88,7 +89,7 @@ def _swizzles() -> dict[str, Any]:
     return {name: KernelFunction(kernel_function(load_kernel(module, name))) for name in names}
 
 
-class _Finder:
+class _Finder(MetaPathFinder, Loader):
     """Finds stand-ins for device packages and their submodules."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -111,11 +112,11 @@ def _stand_ins() -> Iterator[None]:
         del sys.modules[name]
     before = set(sys.modules)
     finder = _Finder()
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)  # type: ignore[arg-type]
+        sys.meta_path.remove(finder)
         for name in set(sys.modules) - before:
             if _uses_stand_in(sys.modules[name]):
                 del sys.modules[name]

@@ -26,12 +26,13 @@ from agcli.simulator.dtypes import (
     int64,
     widest,
 )
+from agcli.simulator.operators import Operators, trunc_div
 from agcli.simulator.scalars import Scalar
 
 Shape = tuple[int, ...]
 
 
-class Block:
+class Block(Operators):
     """What all blocks share: a shape, an element type, and arithmetic that falls back to tiles."""
 
     __slots__ = ("dtype", "shape")
@@ -56,86 +57,17 @@ class Block:
     def __hash__(self) -> int:
         return id(self)
 
-    def __add__(self, other: Any) -> Any:
-        return binary(operator.add, self, other)
+    def binary(self, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+        """Element-wise arithmetic (see the function of this name)."""
+        return binary(function, a, b)
 
-    def __radd__(self, other: Any) -> Any:
-        return binary(operator.add, other, self)
+    def compare(self, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+        """Element-wise comparison (see the function of this name)."""
+        return compare(function, a, b)
 
-    def __sub__(self, other: Any) -> Any:
-        return binary(operator.sub, self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return binary(operator.sub, other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return binary(operator.mul, self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return binary(operator.mul, other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return binary(operator.truediv, self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return binary(operator.truediv, other, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return binary(_trunc_div, self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return binary(_trunc_div, other, self)
-
-    def __mod__(self, other: Any) -> Any:
-        return binary(torch.fmod, self, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return binary(torch.fmod, other, self)
-
-    def __and__(self, other: Any) -> Any:
-        return binary(operator.and_, self, other)
-
-    __rand__ = __and__
-
-    def __or__(self, other: Any) -> Any:
-        return binary(operator.or_, self, other)
-
-    __ror__ = __or__
-
-    def __xor__(self, other: Any) -> Any:
-        return binary(operator.xor, self, other)
-
-    __rxor__ = __xor__
-
-    def __lshift__(self, other: Any) -> Any:
-        return binary(operator.lshift, self, other)
-
-    def __rshift__(self, other: Any) -> Any:
-        return binary(operator.rshift, self, other)
-
-    def __neg__(self) -> Any:
-        return binary(operator.sub, 0, self)
-
-    def __invert__(self) -> Any:
+    def inverted(self) -> Tile:
+        """Not, bit by bit."""
         return Tile(~self.tensor(), self.dtype)
-
-    def __lt__(self, other: Any) -> Any:
-        return compare(operator.lt, self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return compare(operator.le, self, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return compare(operator.gt, self, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return compare(operator.ge, self, other)
-
-    def __eq__(self, other: Any) -> Any:
-        return compare(operator.eq, self, other)
-
-    def __ne__(self, other: Any) -> Any:
-        return compare(operator.ne, self, other)
 
     def __bool__(self) -> bool:
         raise context.fault(f"a block of shape {list(self.shape)} is used as a condition; conditions must be scalars")
@@ -476,7 +408,7 @@ def binary(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
 
 
 def _both_tensors(function: Callable[[Any, Any], Any], x: Any, y: Any) -> tuple[Any, Any]:
-    if function in (torch.fmod, _trunc_div) and not isinstance(x, torch.Tensor):
+    if function in (torch.fmod, trunc_div) and not isinstance(x, torch.Tensor):
         return torch.tensor(x), y
     return x, y
 
@@ -501,10 +433,6 @@ def compare(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     if not all(isinstance(x, (Block, Scalar, int, float, bool)) for x in (a, b)):
         return NotImplemented
     return Tile(function(operand(a)[0], operand(b)[0]), int1)
-
-
-def _trunc_div(a: Any, b: Any) -> torch.Tensor:
-    return torch.div(a, b, rounding_mode="trunc")
 
 
 def full(shape: Sequence[Any], value: Any, dtype: DType) -> Tile:

@@ -1,8 +1,8 @@
 """Memory that all ranks of one host map: the symmetric heap and the ranks' status words.
 
-On Linux a segment is an anonymous ``memfd``, which other ranks open through ``/proc``: it has no name, so nothing can be
-left behind, and it does not count against the size of ``/dev/shm``. Elsewhere it is a temporary file that is unlinked as
-soon as all ranks have opened it.
+On Linux a segment is an anonymous ``memfd``, which other ranks open through ``/proc``: it has no name, so nothing can
+be left behind, and it does not count against the size of ``/dev/shm``. Elsewhere it is a temporary file that is
+unlinked as soon as all ranks have opened it.
 """
 
 from __future__ import annotations

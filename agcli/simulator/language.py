@@ -1,7 +1,7 @@
 """``triton.language`` as the simulator offers it: what kernels with symmetric memory use.
 
-Functions carry ``kind``, which ``split`` reads: "dot", "load", "store" (cube or vector by the value stored), "vector" (an
-effect of the vector cores), "both" (an effect of every core), "wait" (an effect only while its token is used).
+Functions carry ``kind``, which ``split`` reads: "dot", "load", "store" (cube or vector by the value stored), "vector"
+(an effect of the vector cores), "both" (an effect of every core), "wait" (an effect only while its token is used).
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def trans(x: Any, *dims: int) -> Tile:
 # -- memory --------------------------------------------------------------------------------------------------------
 @kind("load")
 def load(pointer: Any, mask: Any = None, other: Any = None, **_options: Any) -> Any:
-    """Read memory. What a mask keeps out reads as ``other``; without ``other`` it is NaN here, since it is undefined."""
+    """Read memory. What a mask keeps out reads as ``other``; without ``other`` it is undefined, and NaN here."""
     if type(pointer) is Pointer:
         if mask is not None and not mask:
             return other

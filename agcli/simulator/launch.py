@@ -45,7 +45,7 @@ def bind(
     """
     bound = kernel.signature.bind(*args, **kwargs)
     bound.apply_defaults()
-    result = {}
+    result: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         if isinstance(value, torch.Tensor):
             buffer = symmetric.get(value.data_ptr())

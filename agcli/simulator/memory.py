@@ -236,7 +236,7 @@ class PointerBlock:
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> PointerBlock:
-        return self + (-other)
+        return PointerBlock(self.buffer, self.base, self.offsets - other)
 
     def __getitem__(self, index: Any) -> PointerBlock:
         return PointerBlock(self.buffer, self.base, self.offsets[index])

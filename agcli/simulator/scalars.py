@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Union
+from typing import Any
 
 from agcli.simulator import context
 from agcli.simulator.dtypes import DType, float32, int1, int32, widest
 
-Number = Union[int, float, bool]
+Number = int | float
 
 
 class Scalar:

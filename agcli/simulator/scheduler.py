@@ -61,7 +61,9 @@ class Task:
         """Let other tasks run until ``ready()``."""
         while not ready():
             self.wait = Wait(ready, text)
-            self.body.parent.switch()
+            parent = self.body.parent
+            assert parent is not None  # the scheduler's own greenlet
+            parent.switch()
         self.wait = None
 
 

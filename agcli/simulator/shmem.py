@@ -1,7 +1,8 @@
-"""The primitives of symmetric memory for the simulator: what ``dl``, ``libshmem_device`` and ``cann.extension`` offer."""
+"""The primitives of symmetric memory as the simulator offers them: ``dl``, ``libshmem_device``, ``cann.extension``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from agcli.simulator.memory import Buffer, Pointer, Region
 from agcli.simulator.scalars import Scalar, as_int
 
 SIGNAL_SET, SIGNAL_ADD = 0, 1
-COMPARE = {
+COMPARE: dict[int, tuple[str, Callable[[int, int], bool]]] = {
     0: ("==", lambda a, b: a == b),
     1: ("!=", lambda a, b: a != b),
     2: (">", lambda a, b: a > b),

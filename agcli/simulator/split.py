@@ -1,10 +1,11 @@
 """Give each core its part of a kernel, as the compiler does when it splits a mixed kernel.
 
-The cube's part holds the products, the loads that feed them and the stores of their results; the vectors' part all other
-loads and stores, puts and atomics; barriers, signals and scalar work are in both. Each part is the kernel's own source
-without the statements whose results it never uses. Two passes over the syntax tree find them:
+The cube's part holds the products, the loads that feed them and the stores of their results; the vectors' part all
+other loads and stores, puts and atomics; barriers, signals and scalar work are in both. Each part is the kernel's own
+source without the statements whose results it never uses. Two passes over the syntax tree find them:
 
-1. forwards, ``_Taint`` finds the names that hold a product's result at each place: a store of such a value is the cube's;
+1. forwards, ``_Taint`` finds the names that hold a product's result at each place; a store of such a value is the
+   cube's;
 2. backwards, ``_Slice`` keeps the statements with an effect of this part and all that those need (liveness).
 
 Functions that a kernel calls are split the same way, once for each set of arguments that hold products.
@@ -179,7 +180,7 @@ class _Taint:
             self.returns |= node.value is not None and self._expression(node.value, held)
             return held
         values = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
-        product = any([self._expression(value, held) for value in values])
+        product = any([self._expression(value, held) for value in values])  # noqa: C419 - each call must be noted
         if isinstance(node, ast.AugAssign):
             product |= bool(_names(node.target) & held)
         targets = set().union(*(_names(t) for t in _targets(node)))
@@ -191,7 +192,8 @@ class _Taint:
             return isinstance(node.ctx, ast.Load) and node.id in held
         if isinstance(node, ast.Call):
             return self._call(node, held)
-        return any([self._expression(c, held) for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)])
+        parts = [self._expression(c, held) for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
+        return any(parts)
 
     def _call(self, node: ast.Call, held: set[str]) -> bool:
         arguments = [*node.args, *(k.value for k in node.keywords)]
@@ -302,8 +304,10 @@ class _Slice:
 
 
 class _Rewrite(ast.NodeVisitor):
-    """A copy in which calls of kernel functions go to the part of the callee. The tree itself must not change: its calls
-    are known by identity, and a loop's body is sliced more than once."""
+    """A copy in which calls of kernel functions go to the part of the callee.
+
+    The tree itself must not change: its calls are known by identity, and a loop's body is sliced more than once.
+    """
 
     def __init__(self, owner: _Slice) -> None:
         self.owner = owner

@@ -59,8 +59,8 @@ class SharedWorld:
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, advice: str) -> torch.Tensor:
         """Zeroed symmetric memory; the same shape and dtype on all ranks. Collective.
 
-        Beside the elements it holds one byte an element that says which launch wrote it. Raises EnvironmentFault on every
-        rank if the host has not enough memory for all ranks; ``advice`` says what to change.
+        Beside the elements it holds one byte an element that says which launch wrote it. Raises EnvironmentFault on
+        every rank if the host has not enough memory for all ranks; ``advice`` says what to change.
         """
         count = int(torch.Size(shape).numel())
         data_bytes = count * dtype.itemsize
@@ -69,8 +69,8 @@ class SharedWorld:
         lowest = min((h for h in self.exchange(have) if h is not None), default=None)
         if lowest is not None and need > lowest:
             raise EnvironmentFault(
-                f"symmetric memory does not fit: {self.size} ranks need {data_bytes} bytes each ({need} in all with the "
-                f"simulator's records), this host has {lowest} available; {advice}"
+                f"symmetric memory does not fit: {self.size} ranks need {data_bytes} bytes each ({need} in all with "
+                f"the simulator's records), this host has {lowest} available; {advice}"
             )
         heap = SharedSegments(self.rank, data_bytes + count, self.exchange, "symmetric memory")
         buffers = []
