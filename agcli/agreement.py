@@ -34,7 +34,9 @@ def gather_notes(note: str, group: dist.ProcessGroup | None) -> list[str]:
 
 
 def from_first(note: str, group: dist.ProcessGroup | None) -> str:
-    """The note of rank 0 of ``group``, on every rank."""
+    """The note of rank 0 of ``group``, on every rank. Raises ValueError if it does not fit whole."""
+    if len(note.encode()) > NOTE_BYTES:
+        raise ValueError(f"a note of {len(note.encode())} bytes is more than the {NOTE_BYTES} that can be sent")
     return gather_notes(note, group)[0]
 
 
