@@ -9,14 +9,14 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from agcli import backends
 from agcli.errors import UsageError
 from agcli.jobenv import JobEnv, detect_job
-from agcli.launch import launch
+from agcli.launch import OnData, OnProgress, launch
 from agcli.outcome import Job, RankResult, failure
 from agcli.problem import KernelConfig, Plan, Problem, default_config, make_plan
 
@@ -42,6 +42,10 @@ class Machine:
     def simulated(self) -> bool:
         """Whether the AI cores are simulated, so that times say nothing about hardware."""
         return self.backend.name == "cpu"
+
+    def warnings(self) -> list[str]:
+        """What readers of a report must know of this machine, a sentence each."""
+        return ["AI cores are simulated: the results are the kernel's, the seconds those of this host"] * self.simulated
 
     @classmethod
     def resolve(cls, backend: str, world: int | None, devices: tuple[int, ...] | None, job: JobEnv | None) -> Machine:
@@ -136,16 +140,28 @@ class Ranks:
 
 
 def run_ranks(
-    machine: Machine, job: Job, timeout_s: float, on_progress: Callable[[int, int], None] | None = None
+    machine: Machine,
+    job: Job,
+    timeout_s: float,
+    on_progress: OnProgress | None = None,
+    on_data: OnData | None = None,
 ) -> Ranks:
     """Run ``job`` on all ranks: in processes of their own, or in this one if it is itself a rank."""
     if machine.job is None:
-        return Ranks(
-            launch(job, world=machine.world, devices=machine.devices, timeout_s=timeout_s, on_progress=on_progress)
+        results = launch(
+            job,
+            world=machine.world,
+            devices=machine.devices,
+            timeout_s=timeout_s,
+            on_progress=on_progress,
+            on_data=on_data,
         )
+        return Ranks(results)
     from agcli.join import run_joined
 
-    joined = run_joined(job, machine.job, timeout_s=timeout_s, on_progress=on_progress, devices=machine.devices)
+    joined = run_joined(
+        job, machine.job, timeout_s=timeout_s, on_progress=on_progress, on_data=on_data, devices=machine.devices
+    )
     return Ranks(joined.results, joined)
 
 

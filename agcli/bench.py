@@ -1,0 +1,406 @@
+"""What one rank does to time: inputs, implementations, the check of each answer, and times that all ranks agree on.
+
+Legend: W ranks, A ``[M, K]`` and B ``[K, N]`` on each rank, gathered A ``[W * M, K]``, C ``[W * M, N]`` on each rank.
+
+Ranks stay in step because everything that decides how often a collective operation is called comes from rank 0: no rank
+looks at its own clock for it. Before each timed call the ranks meet, and the time of a call is the slowest rank's.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from agcli import bench_rows
+from agcli.agreement import from_first, gather_notes, group_device
+from agcli.backends import get_backend
+from agcli.backends.base import Backend, Engine, EngineOptions
+from agcli.bench_hooks import BenchHooks, HostTimer, Product, hooks_of
+from agcli.bench_plan import BenchPlan
+from agcli.bench_rows import ABSENT, FAILED, GRAPH, TIMED, Row
+from agcli.compare import Comparison
+from agcli.inputs import make_inputs
+from agcli.outcome import rank_names
+from agcli.problem import KernelConfig, Plan, Problem, cdiv, make_plan
+from agcli.reference import gather, multiply
+from agcli.verdict import tolerance
+
+if TYPE_CHECKING:
+    from agcli.rank import RankContext
+
+BLOCK = 5  # calls of one implementation before the next one has its turn
+MIN_ITERATIONS, MAX_ITERATIONS = 3, 200
+HOST_CALLS = 20  # of the loop that a Python program would write
+MAX_SETS = 256  # sets of inputs; fewer do where a set is large or memory small
+MEMORY_SHARE = 0.25  # of a device's free memory that inputs of all its ranks may take
+CHECK_UNITS, CASE_UNITS = 200, 1000  # of progress: what warming up and one whole problem count
+
+
+@dataclass(frozen=True)
+class InputSet:
+    """One rank's operands and results of a call."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    c: torch.Tensor
+    gathered: torch.Tensor
+
+
+Call = Callable[[InputSet], torch.Tensor]
+"""Makes an answer from a set, usually in it, and returns it: C or gathered A."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """What a row stands for; ``gathers`` if its answer is the gathered A rather than C."""
+
+    name: str
+    call: Call
+    gathers: bool = False
+
+
+def bench_rank(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
+    """Worker function of the launcher; ``payload`` is ``BenchPlan.to_json()``."""
+    plan = BenchPlan.from_json(payload)
+    return run(ctx, plan, get_backend(plan.backend))
+
+
+def run(ctx: RankContext, plan: BenchPlan, backend: Backend) -> dict[str, Any]:
+    """Time all problems of ``plan``; publish this rank's description and, on rank 0, rows as they are done.
+
+    Returns ``{"about", "rows", "launches"}``: rows only on rank 0; ``launches`` counts this rank's calls by problem
+    and implementation.
+    """
+    ctx.phase("start of the backend", waiting=True)
+    try:
+        backend.start(ctx)
+        about = _about(backend, plan)
+        ctx.publish({"about": about})
+        launches: dict[str, dict[str, int]] = {}
+        rows: list[Row] = []
+        for index, (problem, name) in enumerate(plan.problems):
+            case = _Case(ctx, plan, backend, problem, name, index, about["peak_tflops"])
+            done = case.rows()
+            launches[f"{problem.m}x{problem.n}x{problem.k} {problem.dtype}"] = dict(case.launches)
+            if ctx.rank == 0:
+                rows += done
+                ctx.publish({"rows": [asdict(row) for row in done]})
+        return {"about": about, "rows": [asdict(row) for row in rows], "launches": launches}
+    finally:  # after a failure nothing collective: the others may not come
+        backend.finish()
+
+
+def _about(backend: Backend, plan: BenchPlan) -> dict[str, Any]:
+    """What this rank says of itself: description, chip, stated peak (None if unknown or emulated), kind of clock."""
+    chip, hooks = backend.chip(plan.soc), hooks_of(backend)
+    peak = hooks.peak() or ((chip.peak_tflops, chip.peak_source) if chip else None)
+    if plan.emulated or peak is None or peak[0] is None:
+        peak = (None, "")
+    return {
+        "describe": backend.describe(),
+        "chip": chip.name if chip else "",
+        "peak_tflops": peak[0],
+        "peak_source": peak[1],
+        "events": hooks.timer() is not None,
+    }
+
+
+class _Case:
+    """All implementations on one problem."""
+
+    def __init__(
+        self,
+        ctx: RankContext,
+        plan: BenchPlan,
+        backend: Backend,
+        problem: Problem,
+        name: str,
+        index: int,
+        peak_tflops: float | None,
+    ) -> None:
+        self._ctx = ctx
+        self._plan = plan
+        self._backend = backend
+        self._hooks: BenchHooks = hooks_of(backend)
+        self._problem = problem
+        self._chip = backend.chip(plan.soc)
+        self._peak_tflops = peak_tflops
+        self._text = f"{problem.m}x{problem.n}x{problem.k} {problem.dtype}"
+        self._row = Row(problem.m, problem.n, problem.k, problem.world, problem.dtype, "", name)
+        self._first_unit = index * CASE_UNITS
+        self._unit, self._units_per_call = float(self._first_unit), 0.0
+        self._meeting = torch.zeros(1, device=backend.device())
+        self._rows: dict[str, Row] = {}
+        self._caches = "warm"
+        self._engines: list[Engine] = []
+        self.launches: Counter[str] = Counter()
+
+    def rows(self) -> list[Row]:
+        """A row for each implementation, the same on every rank."""
+        implementations = self._implementations()
+        self._sets = self._input_sets()
+        self._turn: Iterator[InputSet] = itertools.cycle(self._sets)
+        good = self._checked(implementations)
+        if self._plan.graph:
+            good += self._captured(good)
+        if good:
+            self._time(good)
+        self._phase("release of symmetric memory")
+        for engine in self._engines:
+            engine.close()
+        return bench_rows.related(list(self._rows.values()))
+
+    # -- what is timed -------------------------------------------------------------------------------------------
+
+    def _implementations(self) -> list[Implementation]:
+        """What can run here; a row says so of the rest."""
+        found: list[Implementation] = []
+        for name in self._plan.implementations:
+            if name == "fused":
+                plans = self._plan.fused(self._problem, self._chip)
+                self._phase("allocation of symmetric memory")
+                self._hooks.prepare([plan for plan in plans.values() if isinstance(plan, Plan)])
+                for fused, plan in plans.items():
+                    if isinstance(plan, Plan):
+                        found.append(Implementation(fused, self._fused(plan)))
+                    self._set(fused, ABSENT, plan if isinstance(plan, str) else "")
+                continue
+            note = ""
+            if name == "vendor":
+                note, product = self._hooks.vendor(self._problem)
+                if product is not None:
+                    found.append(Implementation(name, _of_set(product)))
+            else:
+                found.append(_PARTS[name])
+            self._set(name, ABSENT, note)
+        return found
+
+    def _fused(self, plan: Plan) -> Call:
+        engine = self._backend.engine(plan, EngineOptions(cores=self._plan.cores, on_progress=self._heartbeat))
+        self._engines.append(engine)
+
+        def call(s: InputSet) -> torch.Tensor:
+            engine.run(s.a, s.b, s.c)
+            return s.c
+
+        return call
+
+    def _input_sets(self) -> list[InputSet]:
+        """One set if caches are to be warm, else so many that a set has left the cache when its turn comes again."""
+        p = self._problem
+        one = p.itemsize * (p.m * p.k + p.k * p.n + p.world * p.m * (p.n + p.k))
+        count = 1
+        if not self._plan.warm:
+            room = int(self._hooks.free_bytes() * MEMORY_SHARE) // (one * self._ctx.local_world)
+            wanted = cdiv(2 * self._hooks.cache_bytes(), one) + 1
+            count = int(from_first(str(max(1, min(wanted, room, MAX_SETS))), None))
+            self._caches = "cold" if count * one > self._hooks.cache_bytes() else "partly cold"
+        self._phase(f"making {count} sets of inputs")
+        device = self._backend.device()
+        first = [t.to(device) for t in make_inputs(p, "normal", self._plan.seed, 0, self._ctx.rank)]
+        sets = []
+        for index in range(count):  # the same random rows in another order, other products: drawing them takes long
+            a, b = (t.roll(index, 0) for t in first)
+            sets.append(InputSet(a, b, torch.empty(p.c_shape, dtype=a.dtype, device=device), gather(a)))
+        return sets
+
+    # -- is it right ---------------------------------------------------------------------------------------------
+
+    def _checked(self, implementations: Sequence[Implementation]) -> list[Implementation]:
+        """Call each once, which also compiles it; those with the right answer on all ranks."""
+        self._units_per_call = CHECK_UNITS / max(len(implementations), 1)
+        return [impl for impl in implementations if self._first_call(impl, "first call")]
+
+    def _first_call(self, impl: Implementation, when: str) -> bool:
+        """Whether a call that starts from results full of NaN gives the right answer. Collective."""
+        self._phase(f"{impl.name}, {when}")
+        s = self._sets[0]
+        s.c.fill_(float("nan"))
+        if impl.gathers or impl.name.startswith("torch"):
+            s.gathered.fill_(float("nan"))
+        right = self._is_right(impl, s, self._run(impl, s), when)
+        gather(s.a, out=s.gathered)
+        return right
+
+    def _is_right(self, impl: Implementation, s: InputSet, answer: torch.Tensor, when: str) -> bool:
+        """Compare on every rank; a wrong answer on any turns the row into FAIL. Collective."""
+        self._backend.synchronize()
+        self._phase(f"{impl.name}, comparison of the {when}")
+        want = gather(s.a)
+        if impl.gathers:
+            note = "" if torch.equal(answer, want) else "the gathered A differs"
+        else:
+            note = _complaint(self._problem, want, s.b, answer)
+        notes = gather_notes(note, None)
+        wrong = [rank for rank, text in enumerate(notes) if text]
+        if wrong:
+            self._set(impl.name, FAILED, f"{when}: {rank_names(wrong)} wrong; {notes[wrong[0]]}")
+        return not wrong
+
+    # -- graphs --------------------------------------------------------------------------------------------------
+
+    def _captured(self, good: Sequence[Implementation]) -> list[Implementation]:
+        """Each implementation again, as graphs that are replayed: one for each set of inputs."""
+        found = []
+        for impl in good:
+            name = impl.name + GRAPH
+            self._phase(f"{impl.name}, capture")
+            graphs: dict[int, Callable[[], torch.Tensor]] = {}
+            note = ""
+            try:
+                for s in self._sets:
+                    graphs[id(s)] = self._hooks.capture(functools.partial(impl.call, s))
+            except RuntimeError as e:
+                note = f"cannot be captured: {str(e).partition(chr(10))[0]}"
+            reasons = [text for text in gather_notes(note, None) if text]
+            self._set(name, ABSENT, reasons[0] if reasons else "")
+            replayed = Implementation(name, _replay(graphs), impl.gathers)
+            if not reasons and self._first_call(replayed, "first replay"):
+                found.append(replayed)
+        return found
+
+    # -- how long it takes ---------------------------------------------------------------------------------------
+
+    def _time(self, good: Sequence[Implementation]) -> None:
+        iterations = self._warm_up(good)
+        self._phase(f"{iterations} timed iterations")
+        host_calls = min(HOST_CALLS, iterations) if self._plan.host else 0
+        self._units_per_call = (self._first_unit + CASE_UNITS - self._unit) / ((iterations + host_calls) * len(good))
+        times = self._rounds(good, iterations)
+        if host_calls:
+            times = [[*own, self._host_ms(impl, host_calls)] for impl, own in zip(good, times, strict=True)]
+        for impl, ms in zip(good, _slowest(times), strict=True):
+            row = self._rows[impl.name]
+            if row.check != FAILED:
+                row = replace(row, check=TIMED, caches=self._caches, input_sets=len(self._sets))
+                host_ms = ms.pop() if host_calls else None
+                self._rows[impl.name] = bench_rows.timed(row, ms, host_ms, self._peak_tflops)
+
+    def _warm_up(self, good: Sequence[Implementation]) -> int:
+        """Warm up, and decide on rank 0 how many iterations the budget allows."""
+        estimate_s = 0.0
+        for impl in good:
+            self._phase(f"{impl.name}, warm-up")
+            self._units_per_call = CHECK_UNITS / len(good) / (self._plan.warmup + 2)
+            for _ in range(self._plan.warmup):
+                self._run(impl, next(self._turn))
+            self._backend.synchronize()
+            begin = time.perf_counter()
+            for _ in range(2):
+                self._run(impl, next(self._turn))
+            self._backend.synchronize()
+            estimate_s += (time.perf_counter() - begin) / 2
+        if self._plan.iterations:
+            return self._plan.iterations
+        own = max(MIN_ITERATIONS, min(MAX_ITERATIONS, int(self._plan.budget_s / max(estimate_s, 1e-9))))
+        return int(from_first(str(own), None))
+
+    def _rounds(self, good: Sequence[Implementation], iterations: int) -> list[list[float]]:
+        """Milliseconds of each call on this rank, by implementation.
+
+        Implementations take turns of ``BLOCK`` calls, in alternating order, so that a drift of clocks or temperature
+        hits all alike. The last answer of each is checked again: calls in a row may do what a single one does not.
+        """
+        timers = [self._hooks.timer() or HostTimer(self._backend.synchronize) for _ in good]
+        for first in range(0, iterations, BLOCK):
+            order = list(zip(good, timers, strict=True))
+            for impl, timer in order if first // BLOCK % 2 == 0 else reversed(order):
+                for _ in range(min(BLOCK, iterations - first)):
+                    s = next(self._turn)
+                    dist.all_reduce(self._meeting)
+                    timer.start()
+                    answer = self._run(impl, s)
+                    timer.stop()
+                if first + BLOCK >= iterations:
+                    self._is_right(impl, s, answer, "last timed call")
+        return [timer.ms() for timer in timers]
+
+    def _host_ms(self, impl: Implementation, calls: int) -> float:
+        """Milliseconds a call of a plain loop, waited for at its end: what a Python program sees on this rank."""
+        dist.all_reduce(self._meeting)
+        self._backend.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            self._run(impl, next(self._turn))
+        self._backend.synchronize()
+        return (time.perf_counter() - begin) * 1e3 / calls
+
+    def _run(self, impl: Implementation, s: InputSet) -> torch.Tensor:
+        self.launches[impl.name] += 1
+        answer = impl.call(s)
+        self._unit += self._units_per_call
+        self._progress(self._unit)
+        return answer
+
+    def _set(self, impl: str, check: str, note: str) -> None:
+        self._rows[impl] = replace(self._row, impl=impl, check=check, note=note)
+
+    # -- progress ------------------------------------------------------------------------------------------------
+
+    def _phase(self, text: str) -> None:
+        self._ctx.phase(f"{self._text}: {text}", waiting=True)
+
+    def _heartbeat(self, done: int, total: int) -> None:
+        """Progress within a call, from platforms that can tell."""
+        self._progress(self._unit + self._units_per_call * done / max(total, 1))
+
+    def _progress(self, unit: float) -> None:
+        self._ctx.progress(int(unit), len(self._plan.problems) * CASE_UNITS)
+
+
+def _slowest(times_ms: Sequence[Sequence[float]]) -> list[list[float]]:
+    """The largest of all ranks' times for each implementation and call; in whole nanoseconds on the way. Collective."""
+    own = torch.tensor([[round(ms * 1e6) for ms in line] for line in times_ms], device=group_device(None))
+    every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, own)
+    slowest: list[list[int]] = torch.stack(every).amax(dim=0).tolist()
+    return [[ns / 1e6 for ns in line] for line in slowest]
+
+
+def _complaint(problem: Problem, gathered: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> str:
+    """What is wrong with ``c``, "" if nothing is."""
+    comparison = Comparison(make_plan(problem, KernelConfig(), None), tolerance(problem.dtype, problem.k))
+    comparison.add(gathered, b, c, None)
+    verdict = comparison.verdict(0, "", 0.0)
+    if verdict.first_bad is None:
+        return ""
+    bad = verdict.first_bad
+    return (
+        f"{verdict.mismatches} of {verdict.elements} elements, first row {bad.row}, column {bad.col}: "
+        f"got {bad.got}, want {bad.want}"
+    )
+
+
+def _of_set(product: Product) -> Call:
+    return lambda s: product(s.a, s.b)
+
+
+def _replay(graphs: Mapping[int, Callable[[], torch.Tensor]]) -> Call:
+    return lambda s: graphs[id(s)]()
+
+
+def _torch(s: InputSet) -> torch.Tensor:
+    return multiply(gather(s.a, out=s.gathered), s.b, s.c)
+
+
+def _gemm(s: InputSet) -> torch.Tensor:
+    return multiply(s.gathered, s.b, s.c)
+
+
+def _allgather(s: InputSet) -> torch.Tensor:
+    return gather(s.a, out=s.gathered)
+
+
+_PARTS = {
+    "torch": Implementation("torch", _torch),
+    "gemm": Implementation("gemm", _gemm),
+    "allgather": Implementation("allgather", _allgather, gathers=True),
+}
