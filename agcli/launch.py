@@ -54,7 +54,8 @@ LOG_TAIL_LINES = 40
 
 # Left by another launcher; a rank that believed them would wait for ranks that do not exist.
 _FOREIGN_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"}
-_FOREIGN_PREFIXES = ("MASTER_", "TORCHELASTIC_", "ROLE_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
+_FOREIGN_NAMES |= {"MASTER_ADDR", "MASTER_PORT"}
+_FOREIGN_PREFIXES = ("TORCHELASTIC_", "ROLE_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
 
 OnProgress = Callable[[int, int], None]
 OnData = Callable[[int, Any], None]
@@ -134,6 +135,7 @@ class _Child:
     log: IO[bytes]
     state: RankState = field(default_factory=RankState)
     unread: bytes = b""
+    at_end: bool = False  # of its messages
     result: RankResult | None = None
 
     def exit_code(self) -> int | None:
@@ -150,6 +152,7 @@ class _Child:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self.messages.fileno(), 65536):
                 self.unread += data
+            self.at_end = True
         *lines, self.unread = self.unread.split(b"\n")
         return [json.loads(line) for line in lines]
 
@@ -276,11 +279,8 @@ class _Run:
 
     def _take(self, child: _Child) -> None:
         messages = child.read()
-        if not messages and child.exit_code() is None:
-            return
-        if not messages:
-            with contextlib.suppress(KeyError):  # at its end: do not wake up for it again
-                self._selector.unregister(child.messages)
+        if child.at_end and child.messages in self._selector.get_map():
+            self._selector.unregister(child.messages)  # or it would wake us up again and again
         for message in messages:
             if message["type"] == "error":
                 self._fail(child, reported(child.rank, message, child.state, self._failures))

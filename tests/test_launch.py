@@ -107,6 +107,7 @@ def test_process_group_is_created_once_even_when_the_store_comes_late() -> None:
     assert [(r.value["sum"], r.value["created"], r.value["again"]) for r in results] == [(3.0, True, False)] * 2
 
 
+@pytest.mark.slow
 def test_eight_runs_at_once_see_only_themselves() -> None:
     """Case 17."""
     with ThreadPoolExecutor(8) as pool:
