@@ -328,15 +328,33 @@ def _atomic(combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Ca
         pointer.buffer.check(region, "atomic")
         machine.on_access("atomic", pointer.buffer, region)
         assert region.elements is not None
-        before = pointer.buffer.flat[region.elements]
         values = torch.as_tensor(operand(val)[0]).expand(chosen.shape)[chosen]
-        pointer.buffer.flat[region.elements] = combine(before, values.to(before.dtype))
+        before = _combine(pointer.buffer.flat, region.elements, values, combine)
         pointer.buffer.mark(region, machine.launch_mark)
         result = torch.zeros(chosen.shape, dtype=before.dtype)
         result[chosen] = before
         return as_tile(pointer.buffer, result) if chosen.dim() else numeric(pointer.buffer, result)
 
     return apply
+
+
+def _combine(
+    flat: torch.Tensor,
+    elements: torch.Tensor,
+    values: torch.Tensor,
+    combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Combine values into elements, one after the other where an element comes twice; the values before."""
+    values = values.to(flat.dtype)
+    if elements.unique().numel() == elements.numel():
+        before = flat[elements]
+        flat[elements] = combine(before, values)
+        return before
+    before = torch.empty_like(values)
+    for i, element in enumerate(elements.tolist()):
+        before[i] = flat[element]
+        flat[element] = combine(before[i], values[i])
+    return before
 
 
 atomic_add = _atomic(torch.add)

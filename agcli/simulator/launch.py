@@ -22,9 +22,14 @@ def tasks_of(kernel: SplitKernel, machine: Machine, arguments: Mapping[str, Any]
     tasks = []
     for core in range(machine.cores):
         for unit in UNITS:
-            function = kernel.part("cube" if unit == "cube" else "vector")
-            tasks.append(Task(machine, core, unit, _call(function, arguments)))
+            tasks.append(Task(machine, core, unit, _call(kernel.part(_part_of(kernel, unit)), arguments)))
     return tasks
+
+
+def _part_of(kernel: SplitKernel, unit: str) -> str:
+    if unit == "cube":
+        return "cube"
+    return "vector" if unit == "vector0" or kernel.asks_sub_vec_id else "sync"
 
 
 def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Callable[[], Any]:

@@ -23,6 +23,7 @@ from typing import Any
 
 from agcli.simulator import context
 from agcli.simulator.binding import kernel_function, resolved_globals
+from agcli.simulator.shmem import sub_vec_id
 
 UNKNOWN = "both"  # what a call does when nothing is known of it: it stays in every part
 
@@ -55,6 +56,8 @@ class SplitKernel:
     """A kernel ready to run: ``part("cube")`` and ``part("vector")`` are plain Python functions.
 
     ``function`` is a kernel: a plain function or what ``triton.jit`` made of one. Raises TypeError for anything else.
+    ``part("sync")`` has neither core's effects, only what all cores do: it is for vector core 1 of a kernel that never
+    asks ``sub_vec_id``, since the compiler then lets only vector core 0 store (TileAndBindSubBlock.cpp).
     ``dead_waits`` are the lines of waits that no part keeps, since their token is never used.
     """
 
@@ -70,6 +73,11 @@ class SplitKernel:
         self.name = self.source.tree.name
         for part in ("cube", "vector"):
             self.part(part)
+        self.asks_sub_vec_id = any(
+            _lookup(call.func, source.names) is sub_vec_id
+            for source in self._sources.values()
+            for call in _calls(source.tree)
+        )
 
     @property
     def dead_waits(self) -> list[tuple[str, int]]:
@@ -77,7 +85,7 @@ class SplitKernel:
         return sorted(self.dropped_waits - self.kept_waits)
 
     def part(self, part: str) -> Callable[..., Any]:
-        """The kernel's part for "cube" or "vector" cores."""
+        """The kernel's part for "cube" or "vector" cores, or "sync"."""
         return self._part(self.source, frozenset(), part)
 
     # -- sources -------------------------------------------------------------------------------------------------
