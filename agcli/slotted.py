@@ -76,6 +76,10 @@ class SlottedEngine:
             if slot != self.first_slot:
                 memory[slot].fill_(float("nan"))
 
+    def move(self, peer_mem: torch.Tensor | None) -> None:
+        """Use another symmetric buffer, cleared, from now on; None while there is none. No launch may be under way."""
+        self._peer_mem = peer_mem
+
     def place(self) -> dict[str, Any]:
         """The first slot of the last launch, ``{"first_slot": int}``, from which ``Plan.locate`` tells a row's slot."""
         return {"first_slot": self._last_first_slot or 0}

@@ -17,7 +17,7 @@ echo '| 0     910B3               | OK            | 93.2        36              
 
 
 class NpuWorld:
-    """``npus`` stand-in NPUs whose driver, tools and packages lie under ``folder``. ``settings``: see standin_world.py."""
+    """``npus`` stand-in NPUs; driver and tools lie under ``folder``. ``settings``: see standin_world.py."""
 
     def __init__(self, folder: Path, npus: int = 2, **settings: Any) -> None:
         self.folder = folder

@@ -54,16 +54,15 @@ def get_backend(name: str = "auto") -> Backend:
 def require_devices(backend: Backend, wanted: int) -> None:
     """Refuse more ranks than there are devices on this host, before any rank starts.
 
-    Raises EnvironmentFault with both numbers and what the backend's need called "devices" found, such as the variable
-    that hides the others.
+    Raises EnvironmentFault with both numbers, the latter as the backend's need called "devices" words it, which may name
+    a variable that hides the others.
     """
     visible = backend.device_count()
     if wanted <= visible:
         return
-    found = next((need.found for need in backend.needs() if need.name == "devices"), "")
+    found = next((need.found for need in backend.needs() if need.name == "devices"), f"{visible} visible")
     raise EnvironmentFault(
-        f"{wanted} {backend.name} devices wanted, {visible} visible{f' ({found})' if found else ''}; "
-        "ask for fewer ranks (--world) or make more devices visible"
+        f"{wanted} {backend.name} devices wanted, {found}; ask for fewer ranks (--world) or make more devices visible"
     )
 
 

@@ -65,7 +65,7 @@ class Backend(Protocol):
         """Device name, core counts and software versions, for reports."""
 
     def engine(self, plan: Plan, options: EngineOptions) -> Engine:
-        """Allocate for a plan. Collective."""
+        """Allocate for a plan. Collective; what fails on one rank is raised on all."""
 
     def synchronize(self) -> None:
         """Wait for all queued work of this rank's device and surface its errors."""

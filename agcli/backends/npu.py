@@ -19,7 +19,7 @@ from agcli.agreement import gather_notes, raise_together
 from agcli.backends.base import Engine, EngineOptions, Need
 from agcli.backends.npu_kernel import KernelLauncher, core_count, rank_cache
 from agcli.backends.npu_needs import all_needs, chip_in, present_chip, version_of, visible_devices
-from agcli.backends.npu_shmem import SymmetricMemory
+from agcli.backends.npu_shmem import SymmetricMemory, SymmetricTensor
 from agcli.chips import CHIPS, DEFAULT_SOC, Chip, chip_by_name, has_udma
 from agcli.errors import AgGemmError, EnvironmentFault, KernelFault
 from agcli.operands import TORCH_DTYPES
@@ -140,23 +140,31 @@ class NpuBackend:
         except EnvironmentFault as error:
             fault = error
         raise_together(fault, self._group)
-        ctx.phase("initialising symmetric memory", waiting=True)
+        ctx.phase("allocation of symmetric memory", waiting=True)
         if self._memory is None:
-            nodes = -(-ctx.world // ctx.local_world)
-            self._memory = SymmetricMemory(ctx.rank, ctx.world, self._index, nodes, self._group, ctx.timeout_s)
-        memory = self._memory
-        memory.reserve(plan.symmetric_bytes, udma=_wants_udma(plan))
-        peer_mem = memory.allocate(plan.peer_shape, TORCH_DTYPES[plan.problem.dtype])
+            self._memory = SymmetricMemory(
+                ctx.rank,
+                ctx.world,
+                local_device=self._index,
+                nodes=-(-ctx.world // ctx.local_world),
+                group=self._group,
+                timeout_s=ctx.timeout_s,
+                synchronize=self.synchronize,
+            )
+        peer = self._memory.allocate(plan.peer_shape, TORCH_DTYPES[plan.problem.dtype], udma=_wants_udma(plan))
+        assert peer.tensor is not None
         self._open_engines += 1
-        return SlottedEngine(
+        engine = SlottedEngine(
             plan,
             ctx.rank,
-            peer_mem,
+            peer.tensor,
             launch,
             synchronize=self.synchronize,
             barrier=functools.partial(dist.barrier, self._group),
-            release=self._release,
+            release=lambda _: self._release(peer),
         )
+        peer.moved = engine.move
+        return engine
 
     def synchronize(self) -> None:
         """Wait for this NPU; its errors come as KernelFault or EnvironmentFault with their meaning."""
@@ -202,9 +210,9 @@ class NpuBackend:
             raise RuntimeError("this backend is not started")
         return self._ctx
 
-    def _release(self, peer_mem: torch.Tensor) -> None:
+    def _release(self, peer: SymmetricTensor) -> None:
         assert self._memory is not None
-        self._memory.free(peer_mem)
+        self._memory.free(peer)
         self._open_engines -= 1
 
     def _device_name(self) -> str:

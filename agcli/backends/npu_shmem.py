@@ -8,9 +8,11 @@ failure on one rank is raised on all.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agcli.agreement import check_same, from_first, gather_notes, raise_together
@@ -27,7 +29,6 @@ SLACK = 2 * MIB  # above the sum of the tensors, for rounding
 LIBRARY_BYTES = 6 * MIB  # what the library takes for itself beside the heap
 ADDRESS_LIMIT = 63  # characters of ip_port; the library cuts the rest without a word
 PORT_ATTEMPTS = 4
-RESERVE_VARIABLE = "AG_GEMM_HEAP_BYTES"  # the heap's least size, for jobs with several operators at a time
 LOWER = "lower --pvalue, --buffer-num or --k"
 
 # include/host/shmem_host_def.h: meaning, cure.
@@ -73,16 +74,46 @@ def failure_text(call: str, code: int) -> str:
     return f"{call} returned {code} ({meaning}): {cure}. {LOG_HINT}"
 
 
+@dataclass
+class SymmetricTensor:
+    """A tensor of the symmetric heap. When the heap is made anew ``moved`` is told None, then the new, cleared tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    tensor: torch.Tensor | None = None
+    moved: Callable[[torch.Tensor | None], None] = lambda tensor: None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def place(self, tensor: torch.Tensor | None) -> None:
+        """Lie at ``tensor`` from now on."""
+        self.tensor = tensor
+        self.moved(tensor)
+
+
 class SymmetricMemory:
-    """The symmetric heap of this process. It is made on first use, and made anew, larger, while no tensor lives in it.
+    """The symmetric heap of this process. A heap cannot grow, so for more tensors it is made anew with all of them.
 
     Args:
-        rank, world: of the group; ``local_device`` is this rank's device as the process counts them.
+        rank, world: of ``group``.
+        local_device: this rank's device as its process counts them.
         nodes: servers that the ranks are on.
+        synchronize: waits for this rank's queued work.
     """
 
     def __init__(
-        self, rank: int, world: int, local_device: int, nodes: int, group: dist.ProcessGroup | None, timeout_s: float
+        self,
+        rank: int,
+        world: int,
+        *,
+        local_device: int,
+        nodes: int,
+        group: dist.ProcessGroup | None,
+        timeout_s: float,
+        synchronize: Callable[[], None],
     ) -> None:
         fault = None
         try:
@@ -93,69 +124,81 @@ class SymmetricMemory:
         self.rank, self.world, self.local_device, self.nodes = rank, world, local_device, nodes
         self._group = group
         self._timeout_s = max(1, int(timeout_s))
+        self._synchronize = synchronize
         self._size = 0  # bytes of the heap; 0 while there is none
-        self._used = 0
         self._udma = False
+        self._tensors: list[SymmetricTensor] = []  # in the order of their making
         self._borrowed = self._ash.aclshmemx_init_status() == self._ash.InitStatus.INITIALIZED
         if self._borrowed:  # the job's own: used as it is, and not ended here
             seen = (self._ash.my_pe(), self._ash.pe_count())
             wrong = f"the job initialised ACLSHMEM as rank {seen[0]} of {seen[1]}, the group has rank {rank} of {world}"
             raise_together(EnvironmentFault(wrong) if seen != (rank, world) else None, group)
 
-    def reserve(self, tensor_bytes: int, udma: bool) -> None:
-        """Have room for one more tensor of that size, with the UDMA engine if ``udma``."""
-        if self._borrowed or (self._size >= self._used + tensor_bytes + SLACK and self._udma == udma):
-            return
-        check_same(
-            {"bytes of symmetric memory": tensor_bytes, RESERVE_VARIABLE: os.environ.get(RESERVE_VARIABLE)}, self._group
-        )
-        size = heap_bytes(max(tensor_bytes, int(os.environ.get(RESERVE_VARIABLE, "0"))))
-        if self._used:
-            raise EnvironmentFault(
-                f"the symmetric heap of {self._size} bytes holds {self._used} and cannot grow or change its engine "
-                f"while in use: {tensor_bytes} more are needed; close the other operators first, or set "
-                f"{RESERVE_VARIABLE} to bytes for all of them, on every rank alike"
-            )
-        raise_together(self.end(), self._group)
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, udma: bool) -> SymmetricTensor:
+        """A symmetric tensor of zeros that every rank can reach, through the UDMA engine too if ``udma``."""
+        made = SymmetricTensor(shape, dtype)
+        check_same({"bytes of symmetric memory": made.nbytes}, self._group)
+        total = made.nbytes + sum(tensor.nbytes for tensor in self._tensors)
+        if not self._borrowed and (total + SLACK > self._size or (udma and not self._udma)):
+            self._make_heap(total, udma)
+        self._create(made)
+        self._tensors.append(made)
+        return made
+
+    def free(self, tensor: SymmetricTensor) -> None:
+        """Free a tensor that ``allocate`` returned; in the same order on all ranks, after a barrier."""
+        self._tensors.remove(tensor)
+        self._ash.aclshmem_free_tensor(tensor.tensor)
+        tensor.tensor = None
+
+    def _make_heap(self, tensor_bytes: int, udma: bool) -> None:
+        """A heap for that many bytes of tensors; those that exist move into it."""
+        import torch.distributed as dist
+
+        size = heap_bytes(tensor_bytes)
+        if self._size:  # the next ones are likely to be more of the same
+            size = max(size, min(2 * self._size, HEAP_LIMIT))
         self._check_room(size)
+        self._synchronize()
+        dist.barrier(self._group)
+        for tensor in self._tensors:
+            self._ash.aclshmem_free_tensor(tensor.tensor)
+            tensor.place(None)
+        raise_together(self.end(), self._group)
         raise_together(self._fault("set_conf_store_tls", self._ash.set_conf_store_tls(False, "")), self._group)
+        udma = udma or self._udma
         (self._start_udma if udma else self._start_mte)(size)
         self._size, self._udma = size, udma
+        for tensor in self._tensors:
+            self._create(tensor)
 
-    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A symmetric tensor of zeros that every rank can reach."""
-        import torch
+    def _create(self, made: SymmetricTensor) -> None:
+        """Give ``made`` its memory, cleared before any rank goes on."""
         import torch.distributed as dist
 
         fault = None
         try:
             tensor: torch.Tensor = self._ash.aclshmem_create_tensor(
-                list(shape), dtype=dtype, device_id=self.local_device
+                list(made.shape), dtype=made.dtype, device_id=self.local_device
             )
         except RuntimeError as error:
-            fault = EnvironmentFault(f"no symmetric memory for {list(shape)} of {dtype} ({error}); {LOWER}")
+            fault = EnvironmentFault(f"no symmetric memory for {made.nbytes} bytes ({error}); {LOWER}")
         raise_together(fault, self._group)
-        self._used += tensor.numel() * tensor.element_size()
         try:
             self._check_reach(tensor)
         except EnvironmentFault:
-            self.free(tensor)
+            self._ash.aclshmem_free_tensor(tensor)
             raise
         tensor.zero_()  # the library does not
-        torch.npu.synchronize()  # type: ignore[attr-defined]
+        self._synchronize()
         dist.barrier(self._group)
-        return tensor
-
-    def free(self, tensor: torch.Tensor) -> None:
-        """Free a tensor that ``allocate`` returned; in the same order on all ranks, after a barrier."""
-        self._used -= tensor.numel() * tensor.element_size()
-        self._ash.aclshmem_free_tensor(tensor)
+        made.place(tensor)
 
     def end(self) -> EnvironmentFault | None:
         """Finalize, if there is anything to; what went wrong, if anything. Waits for all ranks inside the library."""
         if self._borrowed or not self._size:
             return None
-        self._size = self._used = 0
+        self._size = 0
         # Releases up to v1.3.5 have only the misspelled name, later ones deprecate it.
         finalize = getattr(self._ash, "aclshmem_finalize", None) or self._ash.aclshmem_finialize
         return self._fault("aclshmem_finalize", finalize())
@@ -209,10 +252,10 @@ class SymmetricMemory:
 
         free = torch.npu.mem_get_info()[0]  # type: ignore[attr-defined]
         fault = None
-        if size + LIBRARY_BYTES > free:
+        if size - self._size + LIBRARY_BYTES > free:
             fault = EnvironmentFault(
-                f"the symmetric heap needs {size + LIBRARY_BYTES} bytes of device memory, {free} are available; "
-                f"{LOWER}, or end what else uses the device"
+                f"the symmetric heap needs {size - self._size + LIBRARY_BYTES} bytes of device memory, {free} are "
+                f"available; {LOWER}, or end what else uses the device"
             )
         raise_together(fault, self._group)
 
