@@ -17,7 +17,9 @@ def add_vectors(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def multiply(a_ptr, b_ptr, out_ptr, M, N, K, stride_am, stride_ak, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def multiply(
+    a_ptr, b_ptr, out_ptr, M, N, K, stride_am, stride_ak, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):
     offs_m = tl.arange(0, BM)
     offs_n = tl.arange(0, BN)
     accumulator = tl.zeros((BM, BN), dtype=tl.float32)

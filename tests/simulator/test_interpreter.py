@@ -15,7 +15,6 @@ from agcli.simulator.world import SharedWorld
 
 HERE = Path(__file__).parent
 pytest.importorskip("triton", reason="the oracle is Triton's interpreter (extra 'test')")
-sys.path.insert(0, str(HERE))
 import kernels_plain  # noqa: E402
 
 CASES = kernels_plain.cases()
