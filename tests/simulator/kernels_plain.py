@@ -84,15 +84,106 @@ def cases():
     order = torch.randperm(9, dtype=torch.int32)
     wide = torch.randn(48, 200).to(half)
     return {
-        "add": (add_vectors, 3, dict(x_ptr=torch.randn(1000), y_ptr=torch.randn(1000), out_ptr=torch.empty(1000), n=1000, BLOCK=64)),
-        "multiply": (multiply, 1, dict(a_ptr=torch.randn(30, 70).to(half), b_ptr=torch.randn(70, 20).to(half), out_ptr=torch.zeros(30, 20, dtype=half), M=30, N=20, K=70, stride_am=70, stride_ak=1, BM=32, BN=32, BK=16)),
-        "multiply_strided": (multiply, 1, dict(a_ptr=wide[:30, 10:80], b_ptr=torch.randn(70, 20).to(half), out_ptr=torch.zeros(30, 20), M=30, N=20, K=70, stride_am=200, stride_ak=1, BM=32, BN=32, BK=16)),
-        "permute_rows": (permute_rows, 1, dict(x_ptr=torch.randn(9, 13), order_ptr=order, out_ptr=torch.zeros(9, 13), rows=9, cols=13, BLOCK=16)),
-        "scatter": (scatter, 1, dict(x_ptr=torch.randn(30), index_ptr=torch.randperm(30, dtype=torch.int32), out_ptr=torch.zeros(30), n=30, BLOCK=32)),
-        "softmax": (softmax, 5, dict(x_ptr=torch.randn(5, 27).to(half), out_ptr=torch.zeros(5, 27, dtype=single), cols=27, BLOCK=32)),
-        "count": (count, 4, dict(x_ptr=torch.randint(0, 100, (60,), dtype=torch.int32), out_ptr=torch.zeros(7, dtype=torch.int32), n=60, bins=7, BLOCK=16)),
-        "divide": (divide, 1, dict(x_ptr=torch.randint(-99, 99, (16,), dtype=torch.int32), out_ptr=torch.zeros(16, dtype=torch.int32), quotient=7, BLOCK=16)),
-    }  # fmt: skip
+        "add": (
+            add_vectors,
+            3,
+            {
+                "x_ptr": torch.randn(1000),
+                "y_ptr": torch.randn(1000),
+                "out_ptr": torch.empty(1000),
+                "n": 1000,
+                "BLOCK": 64,
+            },
+        ),
+        "multiply": (
+            multiply,
+            1,
+            {
+                "a_ptr": torch.randn(30, 70).to(half),
+                "b_ptr": torch.randn(70, 20).to(half),
+                "out_ptr": torch.zeros(30, 20, dtype=half),
+                "M": 30,
+                "N": 20,
+                "K": 70,
+                "stride_am": 70,
+                "stride_ak": 1,
+                "BM": 32,
+                "BN": 32,
+                "BK": 16,
+            },
+        ),
+        "multiply_strided": (
+            multiply,
+            1,
+            {
+                "a_ptr": wide[:30, 10:80],
+                "b_ptr": torch.randn(70, 20).to(half),
+                "out_ptr": torch.zeros(30, 20),
+                "M": 30,
+                "N": 20,
+                "K": 70,
+                "stride_am": 200,
+                "stride_ak": 1,
+                "BM": 32,
+                "BN": 32,
+                "BK": 16,
+            },
+        ),
+        "permute_rows": (
+            permute_rows,
+            1,
+            {
+                "x_ptr": torch.randn(9, 13),
+                "order_ptr": order,
+                "out_ptr": torch.zeros(9, 13),
+                "rows": 9,
+                "cols": 13,
+                "BLOCK": 16,
+            },
+        ),
+        "scatter": (
+            scatter,
+            1,
+            {
+                "x_ptr": torch.randn(30),
+                "index_ptr": torch.randperm(30, dtype=torch.int32),
+                "out_ptr": torch.zeros(30),
+                "n": 30,
+                "BLOCK": 32,
+            },
+        ),
+        "softmax": (
+            softmax,
+            5,
+            {
+                "x_ptr": torch.randn(5, 27).to(half),
+                "out_ptr": torch.zeros(5, 27, dtype=single),
+                "cols": 27,
+                "BLOCK": 32,
+            },
+        ),
+        "count": (
+            count,
+            4,
+            {
+                "x_ptr": torch.randint(0, 100, (60,), dtype=torch.int32),
+                "out_ptr": torch.zeros(7, dtype=torch.int32),
+                "n": 60,
+                "bins": 7,
+                "BLOCK": 16,
+            },
+        ),
+        "divide": (
+            divide,
+            1,
+            {
+                "x_ptr": torch.randint(-99, 99, (16,), dtype=torch.int32),
+                "out_ptr": torch.zeros(16, dtype=torch.int32),
+                "quotient": 7,
+                "BLOCK": 16,
+            },
+        ),
+    }
 
 
 def outputs(arguments):
