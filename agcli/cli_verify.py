@@ -113,5 +113,5 @@ def _report(machine: Machine, plan: Plan, options: VerifyOptions, ranks: Ranks) 
         verdicts=tuple(Verdict.from_json(value["verdict"]) for value in values),
         versions=versions_of([value["describe"] for value in values]),
         options=asdict(options),
-        warnings=tuple(plan.warnings()),
+        warnings=(*machine.warnings(), *plan.warnings()),
     )

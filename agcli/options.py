@@ -52,7 +52,12 @@ class DataName(str, Enum):
 def _size(name: str, what: str) -> Any:
     default = "4096; on cpu 512 if none of --m, --n, --k is given"
     return typer.Option(
-        f"--{name}", help=f"{what} (elements).", show_default=default, metavar="INT", rich_help_panel=PROBLEM_PANEL
+        f"--{name}",
+        f"-{name.upper()}",  # some versions of torchrun take --m and --n behind the program for their own options
+        help=f"{what} (elements).",
+        show_default=default,
+        metavar="INT",
+        rich_help_panel=PROBLEM_PANEL,
     )
 
 

@@ -73,11 +73,12 @@ def _header(report: VerifyReport) -> list[tuple[str, str]]:
     shape = f"W={problem.world} M={problem.m} N={problem.n} K={problem.k} {problem.dtype}"
     blocks = ", ".join(f"{name} {value}" for name, value in asdict(config).items())
     options = ", ".join(f"{name} {value}" for name, value in report.options.items() if value is not None)
+    versions = [f"{name} {value}" for name, value in report.versions.items() if name != "device"]
     fields = [
-        ("backend", ", ".join([report.backend, *(f"{name} {value}" for name, value in report.versions.items())])),
+        ("backend", ", ".join([report.backend, *versions])),
         ("problem", f"{shape}, C = all_gather(A) @ B"),
         ("config", blocks + (f", limits of {report.plan.chip.name}" if report.plan.chip else "")),
-        ("data", options),
+        ("inputs and comparison", options),
         ("tolerance", report.tolerance.text),
     ]
     return fields + [("warning", text) for text in report.warnings]
@@ -133,17 +134,17 @@ def _first_bad(first: FirstBad) -> list[tuple[str, str]]:
 
 def _regions(bad: BadRegions) -> list[tuple[str, str]]:
     fields = [
-        (name, ", ".join(f"{key} ({count})" for key, count in entries))
+        (name, ", ".join(f"{key}: {count}" for key, count in entries))
         for name, entries in (
-            ("source ranks", bad.source_ranks),
-            ("iterations", bad.iterations),
-            ("slots", bad.slots),
+            ("by source rank", bad.source_ranks),
+            ("by iteration", bad.iterations),
+            ("by slot", bad.slots),
         )
         if entries
     ]
-    tiles = [f"rank {s} iteration {i} tile ({r}, {c}) ({count})" for s, i, r, c, count in bad.tiles]
+    tiles = [f"source rank {s} iteration {i} tile ({r}, {c}): {count}" for s, i, r, c, count in bad.tiles]
     more = bad.tiles_total - len(tiles)
-    fields.append(("output tiles", "; ".join(tiles) + (f"; and {more} more" if more else "")))
+    fields.append(("by output tile", "; ".join(tiles) + (f"; and {more} more" if more else "")))
     return fields
 
 

@@ -116,8 +116,9 @@ class _Work:
             launches = self._launch(engine, numbers)
             for number in numbers:
                 self._compare(comparison, launches.pop(0), number)
-        device = self._backend.describe().get("device", str(self._backend.device()))
-        return comparison.verdict(self._ctx.rank, device, self._seconds)
+        name, device = self._backend.describe().get("device", ""), self._backend.device()
+        text = f"{device} {name}".strip() if device.index is not None else name or str(device)
+        return comparison.verdict(self._ctx.rank, text, self._seconds)
 
     def _launch(self, engine: Engine, numbers: range) -> list[_Launch]:
         """Launch once for each number; C and the symmetric buffer hold nothing but NaN before each."""
