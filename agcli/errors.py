@@ -22,6 +22,15 @@ class EnvironmentFault(AgGemmError, RuntimeError):
 
 
 class KernelFault(AgGemmError, RuntimeError):
-    """The kernel broke a rule of the hardware or of the programming model. Exit status 1."""
+    """The kernel broke a rule of the hardware or of the programming model. Exit status 1.
+
+    ``rule`` names the rule for programs, ``what`` is the message without its place, ``site`` the line of the kernel.
+    """
 
     exit_status = 1
+
+    def __init__(self, text: str, rule: str = "misuse", what: str = "", site: object = None) -> None:
+        super().__init__(text)
+        self.rule = rule
+        self.what = what or text
+        self.site = site

@@ -389,7 +389,7 @@ def checked(data: torch.Tensor, dtype: DType) -> Tile:
         smallest, largest = data.min().item(), data.max().item()
         if smallest < low or largest > high:
             worst = largest if largest > high else smallest
-            raise context.fault(f"{dtype.primitive_bitwidth}-bit overflow: an element is {worst}")
+            raise context.fault(f"{dtype.primitive_bitwidth}-bit overflow: an element is {worst}", "overflow")
     return Tile(data, dtype)
 
 

@@ -31,13 +31,13 @@ class Site:
 
 
 def site() -> Site | None:
-    """The innermost line of kernel source on the stack of the running task."""
+    """The innermost line of kernel source on the stack of the running task; for a transfer, the line that began it."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename in kernel_files:
             return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
-    return None
+    return task.origin if task is not None else None
 
 
 def current() -> Task:
@@ -47,12 +47,12 @@ def current() -> Task:
     return task
 
 
-def fault(message: str) -> KernelFault:
-    """An error with the source line, the rank and the core of the running task."""
+def fault(message: str, rule: str = "misuse") -> KernelFault:
+    """An error with the source line, the rank and the core of the running task; ``rule`` names what was broken."""
     where = site()
     parts = [message]
     if where is not None:
         parts.append(f"at {where}")
     if task is not None:
         parts.append(f"on {task.label}")
-    return KernelFault("\n  ".join(parts))
+    return KernelFault("\n  ".join(parts), rule, message, where)

@@ -8,20 +8,18 @@ from typing import Any
 import torch
 
 from agcli.simulator.dtypes import fitting, float32
-from agcli.simulator.machine import VECTORS_PER_CORE, Machine
+from agcli.simulator.machine import Machine
 from agcli.simulator.memory import Buffer, Pointer
 from agcli.simulator.scalars import Scalar
 from agcli.simulator.scheduler import Scheduler, Task
 from agcli.simulator.split import SplitKernel
-
-UNITS = ("cube", *(f"vector{i}" for i in range(VECTORS_PER_CORE)))
 
 
 def tasks_of(kernel: SplitKernel, machine: Machine, arguments: Mapping[str, Any]) -> list[Task]:
     """The tasks of one launch on one rank: for each core its cube and its vectors, each with its part of the kernel."""
     tasks = []
     for core in range(machine.cores):
-        for unit in UNITS:
+        for unit in machine.units:
             tasks.append(Task(machine, core, unit, _call(kernel.part(_part_of(kernel, unit)), arguments)))
     return tasks
 

@@ -9,9 +9,12 @@ from agcli.simulator import context
 from agcli.simulator.memory import Buffer, Region
 
 if TYPE_CHECKING:
+    import torch
+
     from agcli.simulator.scheduler import Task
 
 VECTORS_PER_CORE = 2
+UNITS = ("cube", *(f"vector{i}" for i in range(VECTORS_PER_CORE)))
 TURNS_BETWEEN_REPORTS = 200  # idle turns of the scheduler, about a millisecond each
 
 
@@ -55,7 +58,10 @@ class Gate:
 
 
 class Machine:
-    """``cores`` AI cores of one rank, each one cube and two vector tasks, for launch ``launch`` (counted from 0)."""
+    """``cores`` AI cores of one rank for launch ``launch`` (counted from 0); ``units`` are the tasks of each core.
+
+    The ``on_...`` and transfer methods are for those who watch a launch; here they do what plain simulation needs.
+    """
 
     def __init__(
         self,
@@ -64,17 +70,19 @@ class Machine:
         world: World,
         launch: int,
         on_tile: Callable[[], None] | None = None,
+        units: tuple[str, ...] = UNITS,
     ) -> None:
         self.rank = rank
         self.cores = cores
+        self.units = units
         self.world = world
         self.launch = launch
         self.launch_mark = launch % 255 + 1
         self.ended: list[Task] = []
         self._on_tile = on_tile
         self.gates = {
-            "barrier_all": Gate("barrier_all", cores * (1 + VECTORS_PER_CORE)),
-            "barrier_all_vec": Gate("barrier_all_vec", cores * VECTORS_PER_CORE),
+            "barrier_all": Gate("barrier_all", cores * len(units)),
+            "barrier_all_vec": Gate("barrier_all_vec", cores * sum(unit != "cube" for unit in units)),
         }
 
     # -- called by tasks -----------------------------------------------------------------------------------------
@@ -88,8 +96,32 @@ class Machine:
             gate.number = self.world.enter(scope)
         task.block(lambda: gate.generation > number, f"{scope} {number} of launch {self.launch}")
 
-    def on_access(self, kind: str, buffer: Buffer, region: Region) -> None:
-        """Called before every access of a task; ``kind`` is "read", "write" or "atomic"."""
+    def on_access(self, kind: str, buffer: Buffer, region: Region, values: torch.Tensor | float | None = None) -> None:
+        """Called before every access of a task; ``kind`` is "read", "write" (of ``values``) or "atomic"."""
+
+    def on_unwritten(self, buffer: Buffer, offset: int, never: bool) -> None:
+        """A read of an element that nothing wrote in this launch (``never``: at all) is about to happen."""
+        raise context.fault(
+            f"read of symmetric memory that nothing wrote {'at all' if never else 'in this launch'}: "
+            f"{buffer.describe(offset)} of rank {buffer.rank}",
+            "unwritten-read",
+        )
+
+    def on_signal(self, buffer: Buffer, region: Region, adds: bool) -> None:
+        """Called before a signal word is set or added to."""
+
+    def on_wait(self, buffer: Buffer, region: Region, holds: Callable[[int], bool], condition: str) -> None:
+        """Called when a task's wait for a signal word has ended; ``holds`` is what it waited for."""
+
+    def start_transfer(self, transfer: Callable[[], None]) -> None:
+        """A task starts a transfer that need not be complete before ``complete_transfers``."""
+        transfer()
+
+    def complete_transfers(self) -> None:
+        """The running task waits for the transfers that it started."""
+
+    def order_transfers(self) -> None:
+        """What the running task sends from now on arrives after the transfers that it started."""
 
     def tile_done(self) -> None:
         """A tile of the result was stored."""
@@ -115,6 +147,13 @@ class Machine:
 
     def stuck(self, turn: int) -> str | None:
         """Why nothing can ever wake this rank's tasks, or None."""
+        entered = {gate.scope: gate.number for gate in self.gates.values() if gate.number is not None}
+        if turn % TURNS_BETWEEN_REPORTS == TURNS_BETWEEN_REPORTS - 1:
+            self.world.waiting(self._waiting_text(entered))
+        return self.unreachable_barrier() or self.world.stuck(turn, entered)
+
+    def unreachable_barrier(self) -> str | None:
+        """A barrier that some tasks of this rank have reached and others, which have ended, never will."""
         for gate in self.gates.values():
             absent = [task for task in self.ended if gate.scope == "barrier_all" or task.unit != "cube"]
             if gate.arrived and gate.number is None and absent:
@@ -122,10 +161,7 @@ class Machine:
                     f"{len(gate.arrived)} of {gate.members} tasks of rank {self.rank} are at {gate.scope} "
                     f"{gate.generation}, but {absent[0].label} has ended the kernel"
                 )
-        entered = {gate.scope: gate.number for gate in self.gates.values() if gate.number is not None}
-        if turn % TURNS_BETWEEN_REPORTS == TURNS_BETWEEN_REPORTS - 1:
-            self.world.waiting(self._waiting_text(entered))
-        return self.world.stuck(turn, entered)
+        return None
 
     def _waiting_text(self, entered: dict[str, int]) -> str:
         for scope, number in entered.items():

@@ -100,7 +100,8 @@ class Buffer:
             bad = int(offsets[outside].flatten()[0])
         raise context.fault(
             f"{what} outside a tensor: offset {bad} of {self.name}, which has shape {list(self.shape)} and strides "
-            f"{list(self.strides)} (rank {self.rank}'s)"
+            f"{list(self.strides)} (rank {self.rank}'s)",
+            "outside-tensor",
         )
 
     def _inside(self, offsets: torch.Tensor) -> torch.Tensor:
@@ -120,9 +121,9 @@ class Buffer:
     def read(self, region: Region) -> torch.Tensor:
         """The values of a region (a view where it is strided), after all checks."""
         self.check(region, "read")
+        context.current().machine.on_access("read", self, region)
         if self.symmetric:
             self._check_written(region)
-        context.current().machine.on_access("read", self, region)
         if region.elements is not None:
             return self.flat[region.elements]
         return self.view(region)
@@ -131,7 +132,7 @@ class Buffer:
         """Store to a region, after all checks."""
         self.check(region, "write")
         machine = context.current().machine
-        machine.on_access("write", self, region)
+        machine.on_access("write", self, region, values)
         if region.elements is not None:
             self.flat[region.elements] = torch.as_tensor(values).to(self.flat.dtype)
         elif isinstance(values, torch.Tensor):
@@ -150,8 +151,12 @@ class Buffer:
             self.written.as_strided(region.sizes, region.strides, region.offset).fill_(launch_mark)
 
     def _check_written(self, region: Region) -> None:
+        """All must be of this launch, but for words of 32 and 64 bits: flags and counters, which the host clears once."""
         assert self.written is not None
-        mark = context.current().machine.launch_mark
+        if not self.dtype.is_float and self.dtype.itemsize >= 4:
+            return
+        machine = context.current().machine
+        mark = machine.launch_mark
         if region.elements is not None:
             marks = self.written[region.elements]
         else:
@@ -161,11 +166,7 @@ class Buffer:
             return
         bad = (~fresh).nonzero()[0]
         offset = int(region.offsets()[tuple(bad)])
-        never = int(marks[tuple(bad)]) == 0
-        raise context.fault(
-            f"read of symmetric memory that nothing wrote {'at all' if never else 'in this launch'}: "
-            f"{self.describe(offset)} of rank {self.rank}"
-        )
+        machine.on_unwritten(self, offset, int(marks[tuple(bad)]) == 0)
 
 
 class Pointer:

@@ -199,7 +199,7 @@ def integer(value: int, dtype: DType) -> Scalar:
             return Scalar(value, dtype)
     bits = dtype.primitive_bitwidth
     wrapped = (value + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
-    raise context.fault(f"{bits}-bit overflow: {value} does not fit {dtype} (it would wrap to {wrapped})")
+    raise context.fault(f"{bits}-bit overflow: {value} does not fit {dtype} (it would wrap to {wrapped})", "overflow")
 
 
 def as_int(value: Any) -> int:

@@ -14,6 +14,7 @@ import greenlet
 
 from agcli.errors import KernelFault
 from agcli.simulator import context
+from agcli.simulator.context import Site
 from agcli.simulator.machine import Machine
 
 POLL_S = (0.0, 0.0, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3)  # pauses while other processes work; the last one repeats
@@ -34,11 +35,15 @@ class Wait:
 
 
 class Task:
-    """One core's execution of one launch: ``unit`` is "cube", "vector0" or "vector1"."""
+    """One core's execution of one launch: ``unit`` is "cube", "vector0" or "vector1".
 
-    __slots__ = ("body", "core", "done", "machine", "unit", "wait")
+    ``origin`` is the line of the kernel that a task works for when it runs none itself.
+    """
+
+    __slots__ = ("body", "core", "done", "machine", "origin", "unit", "wait")
 
     def __init__(self, machine: Machine, core: int, unit: str, function: Callable[[], Any]) -> None:
+        self.origin: Site | None = None
         self.machine = machine
         self.core = core
         self.unit = unit
@@ -61,10 +66,14 @@ class Task:
         """Let other tasks run until ``ready()``."""
         while not ready():
             self.wait = Wait(ready, text)
-            parent = self.body.parent
-            assert parent is not None  # the scheduler's own greenlet
-            parent.switch()
+            self.pause()
         self.wait = None
+
+    def pause(self) -> None:
+        """Let the scheduler choose who runs."""
+        parent = self.body.parent
+        assert parent is not None  # the scheduler's own greenlet
+        parent.switch()
 
 
 class Scheduler:
@@ -124,18 +133,27 @@ class Scheduler:
             turn += 1
 
     def _deadlock(self, blocked: list[Task], reason: str) -> str:
-        groups: dict[str, list[Task]] = {}
-        for task in blocked:
-            groups.setdefault(str(task.wait), []).append(task)
-        lines = [f"a wait that can never end: {reason}"]
-        for text, tasks in groups.items():
-            names = ", ".join(f"({task.label})" for task in tasks[:4])
-            more = f" and {len(tasks) - 4} more" if len(tasks) > 4 else ""
-            lines.append(f"waiting for {text}: {names}{more}")
-        return "\n  ".join(lines)
+        return "\n  ".join([f"a wait that can never end: {reason}", *who_waits(blocked)])
 
     def _abandon(self) -> None:
-        """Drop the greenlets of a launch that failed; they must not run again."""
-        for task in self.tasks:
-            if not task.body.dead:
-                task.body.throw(greenlet.GreenletExit)
+        abandon(self.tasks)
+
+
+def who_waits(blocked: Iterable[Task]) -> list[str]:
+    """What blocked tasks wait for, a line for each wait with those who are in it."""
+    groups: dict[str, list[Task]] = {}
+    for task in blocked:
+        groups.setdefault(str(task.wait), []).append(task)
+    lines = []
+    for text, tasks in groups.items():
+        names = ", ".join(f"({task.label})" for task in tasks[:4])
+        more = f" and {len(tasks) - 4} more" if len(tasks) > 4 else ""
+        lines.append(f"waiting for {text}: {names}{more}")
+    return lines
+
+
+def abandon(tasks: Iterable[Task]) -> None:
+    """Drop the greenlets of a launch that failed; they must not run again."""
+    for task in tasks:
+        if not task.body.dead:
+            task.body.throw(greenlet.GreenletExit)

@@ -51,7 +51,8 @@ def symm_at(ptr: Any, rank: Any) -> Pointer:
     """The address of ``ptr`` in the symmetric memory of ``rank``; scalar pointers only."""
     if not isinstance(ptr, Pointer):
         raise context.fault(
-            "symm_at takes a scalar pointer only: take symm_at of the base address first, then add the block of offsets"
+            "symm_at takes a scalar pointer only: take symm_at of the base address, then add the block of offsets",
+            "symm-at-block",
         )
     return Pointer(_peer(ptr.buffer, as_int(rank)), ptr.offset)
 
@@ -97,6 +98,24 @@ def getmem(dest: Any, source: Any, nbytes: Any, pe: Any) -> None:
 
 
 @kind("vector")
+def putmem_nbi(dest: Any, source: Any, nbytes: Any, pe: Any, qp_id: Any = 0) -> None:
+    """``putmem`` that returns at once: complete at ``quiet`` or a barrier."""
+    context.current().machine.start_transfer(lambda: putmem(dest, source, nbytes, pe))
+
+
+@kind("vector")
+def getmem_nbi(dest: Any, source: Any, nbytes: Any, pe: Any, qp_id: Any = 0) -> None:
+    """``getmem`` that returns at once: complete at ``quiet`` or a barrier."""
+    context.current().machine.start_transfer(lambda: getmem(dest, source, nbytes, pe))
+
+
+@kind("vector")
+def putmem_signal_nbi(dest: Any, source: Any, nbytes: Any, sig: Any, signal: Any, sig_op: Any, pe: Any) -> None:
+    """``putmem_signal`` that returns at once; the signal still arrives after the data."""
+    context.current().machine.start_transfer(lambda: putmem_signal(dest, source, nbytes, sig, signal, sig_op, pe))
+
+
+@kind("vector")
 def putmem_signal(dest: Any, source: Any, nbytes: Any, sig: Any, signal: Any, sig_op: Any, pe: Any) -> None:
     """``putmem``, then a signal that arrives after the data."""
     putmem(dest, source, nbytes, pe)
@@ -110,7 +129,7 @@ def _signal(sig: Any, signal: Any, operation: int, pe: Any) -> None:
     buffer = _peer(sig.buffer, as_int(pe))
     region = Region(sig.offset, (1,), (1,))
     buffer.check(region, "signal")
-    context.current().machine.on_access("signal", buffer, region)
+    context.current().machine.on_signal(buffer, region, operation == SIGNAL_ADD)
     word = buffer.view(region)
     value = as_int(signal)
     if operation == SIGNAL_ADD:
@@ -143,7 +162,7 @@ def _await(buffer: Buffer, offsets: list[int], compare: int, value: int) -> None
     task = context.current()
     task.block(lambda: all(holds(int(word), value) for word in words), f"{first} {symbol} {value}")
     for region in regions:
-        task.machine.on_access("wait", buffer, region)
+        task.machine.on_wait(buffer, region, lambda word: holds(word, value), f"{symbol} {value}")
 
 
 @kind("both")
@@ -193,12 +212,14 @@ def barrier_all_vec() -> None:
 
 @kind("both")
 def quiet() -> None:
-    """Earlier transfers of this core are complete; here each completes at its call."""
+    """Earlier transfers of this core are complete."""
+    context.current().machine.complete_transfers()
 
 
 @kind("both")
 def fence() -> None:
     """Earlier transfers of this core are ordered before later ones."""
+    context.current().machine.order_transfers()
 
 
 @kind("vector")
@@ -216,6 +237,7 @@ def compile_hint(*_args: Any, **_options: Any) -> None:
 NAMES: dict[str, Any] = {
     "symm_at": symm_at, "rank": rank, "num_ranks": num_ranks, "wait": wait, "consume_token": consume_token,
     "notify": notify, "my_pe": rank, "n_pes": num_ranks, "remote_ptr": symm_at, "putmem": putmem, "getmem": getmem,
+    "putmem_nbi": putmem_nbi, "getmem_nbi": getmem_nbi, "putmem_signal_nbi": putmem_signal_nbi,
     "putmem_signal": putmem_signal, "signal_op": signal_op, "signal_wait_until": signal_wait_until, "quiet": quiet,
     "fence": fence, "barrier_all": barrier_all, "barrier_all_vec": barrier_all_vec, "int_p": int_p,
     "sub_vec_id": sub_vec_id, "sub_vec_num": sub_vec_num, "compile_hint": compile_hint,

@@ -58,6 +58,7 @@ class SplitKernel:
     ``function`` is a kernel: a plain function or what ``triton.jit`` made of one. Raises TypeError for anything else.
     ``part("sync")`` has neither core's effects, only what all cores do: it is for vector core 1 of a kernel that never
     asks ``sub_vec_id``, since the compiler then lets only vector core 0 store (TileAndBindSubBlock.cpp).
+    ``multiplies`` says whether it has products at all: without, the compiler launches no cube cores.
     ``dead_waits`` are the lines of waits that no part keeps, since their token is never used.
     """
 
@@ -73,11 +74,16 @@ class SplitKernel:
         self.name = self.source.tree.name
         for part in ("cube", "vector"):
             self.part(part)
-        self.asks_sub_vec_id = any(
-            _lookup(call.func, source.names) is sub_vec_id
-            for source in self._sources.values()
-            for call in _calls(source.tree)
-        )
+        self.asks_sub_vec_id = any(_lookup(call.func, names) is sub_vec_id for call, names in self._all_calls())
+        self.multiplies = any(call_kind_of(call, names) == "dot" for call, names in self._all_calls())
+
+    @property
+    def sources(self) -> list[Source]:
+        """The kernel and all kernel functions that it calls."""
+        return list(self._sources.values())
+
+    def _all_calls(self) -> Iterator[tuple[ast.Call, dict[str, Any]]]:
+        return ((call, source.names) for source in self.sources for call in _calls(source.tree))
 
     @property
     def dead_waits(self) -> list[tuple[str, int]]:
