@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from agcli.bench_report import number
 from agcli.bench_rows import BenchReport, Row, Setup, report_from_json
 from agcli.errors import UsageError
-from agcli.screen import Column, render_table
+from agcli.screen import Column, render_fields, render_table
 
 COLUMNS = (
     Column("shape"),
@@ -124,20 +124,20 @@ def compare(new: BenchReport, old: BenchReport, allowed: float) -> Comparison:
 
 
 def print_comparison(comparison: Comparison, stream: TextIO) -> None:
-    """A row for each shared row, and one line that sums up."""
+    """A row for each shared row, and what it comes to."""
     rows = [
         [c.new.shape, c.new.dtype, c.new.impl, number(c.old.median_ms), number(c.new.median_ms), _ratio(c), _verdict(c)]
         for c in comparison.changes
     ]
     render_table(COLUMNS, rows, f"against the earlier report, {comparison.allowed:.1%} slower allowed", stream)
     slow = sum(change.too_slow for change in comparison.changes)
-    parts = [f"{slow} of {len(rows)} rows are slower than allowed"]
+    parts = [f"{slow} of {len(rows)} rows slower than allowed"]
     parts += [
         f"{count} {what}"
         for count, what in ((comparison.only_new, "only now"), (comparison.only_old, "only then"))
         if count
     ]
-    stream.write(", ".join(parts) + "\n")
+    render_fields([("comparison", ", ".join(parts))], stream)
 
 
 def _ratio(change: Change) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -39,6 +40,10 @@ class BenchPlan:
     graph: bool = False
     emulated: bool = False
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.budget_s) and self.budget_s > 0):
+            raise UsageError(f"the time must be a positive number of seconds, got {self.budget_s:g} (--budget)")
 
     def to_json(self) -> dict[str, Any]:
         """As the payload of a job; ``from_json`` is the way back."""

@@ -46,7 +46,8 @@ def plot(report: BenchReport, path: Path) -> None:
     _draw(axes, groups, names)
     axes.set_xlabel("TFLOPS per rank, 2·W·M·N·K / median time of the slowest rank")
     figure.suptitle(_title(report), fontsize=10)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    if groups:
+        figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     try:
         figure.savefig(path, dpi=150)
     except OSError as e:

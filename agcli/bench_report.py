@@ -73,8 +73,7 @@ def print_report(report: BenchReport, stream: TextIO) -> None:
         for r in report.rows
         if r.check in (FAILED, ABSENT)
     ]
-    render_fields(notes, stream)
-    stream.write(summary(report) + "\n")
+    render_fields([*notes, ("rows", summary(report))], stream)
 
 
 def _print_table(columns: Sequence[tuple[Column, Cell, bool]], rows: Sequence[Row], title: str, stream: TextIO) -> None:
@@ -132,9 +131,9 @@ def _caches(report: BenchReport) -> str:
 
 
 def summary(report: BenchReport) -> str:
-    """One line: how many rows, how many failed, and whether the run was cut short."""
+    """How many rows were timed, how many failed, and whether the run was cut short."""
     checks = [row.check for row in report.rows]
-    parts = [f"{len(checks) - checks.count(FAILED) - checks.count(ABSENT)} rows timed"]
+    parts = [f"{len(checks) - checks.count(FAILED) - checks.count(ABSENT)} timed"]
     if FAILED in checks:
         parts.append(f"{checks.count(FAILED)} FAIL")
     if ABSENT in checks:
