@@ -16,6 +16,12 @@ ITEMSIZE = {"fp16": 2, "bf16": 2}
 FRACTAL = 16  # the cube core multiplies 16 x 16 fractals of 16-bit elements, so tiles are multiples of it
 INT32_MAX = 2**31 - 1
 MAX_RANKS = 16384  # ACLSHMEM's limit (check_attr)
+# The options whose values make the tiles in a memory as large as they are.
+LIMITING_OPTIONS = {
+    "L1": "--block-k, --block-m or --block-n",
+    "L0C": "--block-m or --block-n",
+    "UB": "--comm-block-m or --comm-block-k",
+}
 UDMA_PUT_LIMIT = 256 * 2**20  # bytes of one put (shmem docs/api/device_api.rst)
 
 
@@ -125,9 +131,10 @@ def option(name: str) -> str:
 
 
 def default_config(chip: Chip | None) -> KernelConfig:
-    """The blocks that fit ``chip``: the defining document's, smaller in N where the compiler needs room in UB.
+    """The blocks that fit ``chip``: the defining document's, smaller in N for Ascend 950.
 
-    On Ascend 950 the compiler pipelines cube results through UB twice, which 128 x 256 overflows and 128 x 128 fits.
+    There the compiler, with the options that a launch can give it, converts C on the vector cores, and a tile of
+    128 x 256 in fp32, twice, does not fit UB; 128 x 128 does (AscendNPU-IR 1.2.0, docs/compile.md).
     """
     if chip is not None and has_udma(chip):
         return KernelConfig(block_n=128)
@@ -137,15 +144,35 @@ def default_config(chip: Chip | None) -> KernelConfig:
 def tile_memory(config: KernelConfig, itemsize: int) -> dict[str, int]:
     """Bytes on one AI core that a configuration needs at least, per memory, with single buffers.
 
-    L1 holds a tile of A and one of B, L0C the fp32 accumulator, UB one communication tile. The compiler doubles the
-    tiles in L1 and UB where they fit, which is what ``Plan.multibuffer`` says. Measured against the AscendNPU-IR 1.2.0
-    compiler on Ascend910B3: 128/256/256 uses 384 of 512 KiB of L1 doubled and 128 of 128 KiB of L0C.
+    L1 holds a tile of A and one of B, L0C the fp32 accumulator, UB one communication tile; the compiler's library cuts
+    tiles to the size of L0A and L0B. Plan and overflow messages of the AscendNPU-IR 1.2.0 compiler agree byte for byte
+    over the sweeps of tests/compiler/test_formulas.py (Ascend910B3 and 950, both types).
     """
     return {
         "L1": (config.block_m + config.block_n) * config.block_k * itemsize,
         "L0C": config.block_m * config.block_n * 4,
         "UB": config.comm_block_m * config.comm_block_k * itemsize,
     }
+
+
+def memory_sizes(chip: Chip) -> dict[str, int]:
+    """Bytes of the memories of one AI core that tiles live in."""
+    return {"L1": chip.l1_bytes, "L0C": chip.l0c_bytes, "UB": chip.ub_bytes}
+
+
+def doubled_memories(chip: Chip) -> tuple[str, ...]:
+    """The memories whose tiles multi-buffering doubles: L1, and on Ascend 950 L0C. No option of a launch doubles UB.
+
+    Where twice the tiles do not fit, the compiler for Ascend 910 goes back to single buffers by itself and the one for
+    950 fails, so a launch must say which (AscendNPU-IR 1.2.0, same tests).
+    """
+    return ("L1", "L0C") if has_udma(chip) else ("L1",)
+
+
+def single_buffered(config: KernelConfig, itemsize: int, chip: Chip) -> str | None:
+    """The memory that keeps the compiler from double-buffering this configuration; None if it can."""
+    need, have = tile_memory(config, itemsize), memory_sizes(chip)
+    return next((memory for memory in doubled_memories(chip) if 2 * need[memory] > have[memory]), None)
 
 
 @dataclass(frozen=True)
@@ -204,23 +231,18 @@ class Plan:
 
     @property
     def multibuffer(self) -> bool:
-        """Whether the tiles in L1 and UB fit twice, so that the compiler may double-buffer them."""
-        if self.chip is None:
-            return True
-        need = tile_memory(self.config, self.problem.itemsize)
-        return 2 * need["L1"] <= self.chip.l1_bytes and 2 * need["UB"] <= self.chip.ub_bytes
+        """Whether the compiler can double-buffer the tiles that it loads, so that loads overlap with products."""
+        return self.chip is None or single_buffered(self.config, self.problem.itemsize, self.chip) is None
 
     def warnings(self) -> list[str]:
         """What works but costs speed, one sentence each."""
-        if self.multibuffer or self.chip is None:
+        memory = single_buffered(self.config, self.problem.itemsize, self.chip) if self.chip is not None else None
+        if memory is None or self.chip is None:
             return []
-        need = tile_memory(self.config, self.problem.itemsize)
-        which, opts, have = "L1", "--block-k", self.chip.l1_bytes
-        if 2 * need["L1"] <= have:
-            which, opts, have = "UB", "--comm-block-m or --comm-block-k", self.chip.ub_bytes
+        need, have = tile_memory(self.config, self.problem.itemsize)[memory], memory_sizes(self.chip)[memory]
         return [
-            f"tiles are single-buffered: twice {need[which] // 1024} KiB does not fit the {have // 1024} KiB of {which} "
-            f"on {self.chip.name}; lower {opts} to overlap loads with work"
+            f"tiles are single-buffered: twice {need // 1024} KiB does not fit the {have // 1024} KiB of {memory} on "
+            f"{self.chip.name}; lower {LIMITING_OPTIONS[memory]} to overlap loads with work"
         ]
 
     def next_slot(self, first_slot: int) -> int:
@@ -241,14 +263,20 @@ class Plan:
         }
 
 
+def decide_transport(config: KernelConfig, chip: Chip | None) -> KernelConfig:
+    """``auto`` as ``putmem`` where that is the chip's transfer engine (Ascend 950), else as ``store``."""
+    if config.transport != "auto":
+        return config
+    return config.with_options(transport="putmem" if chip is not None and has_udma(chip) else "store")
+
+
 def make_plan(problem: Problem, config: KernelConfig, chip: Chip | None) -> Plan:
     """Decide the transport and check all limits of ``chip`` (None: a platform without Ascend's memories).
 
-    ``auto`` is ``putmem`` where that is the chip's transfer engine (Ascend 950), else ``store``: on 910B and 910C a put is
-    one core copying in 16 KiB steps. Raises UsageError naming the memory, needed and available bytes, and the option.
+    On 910B and 910C ``auto`` is ``store``, since a put there is one core copying in 16 KiB steps. Raises UsageError
+    naming the memory, needed and available bytes, and the option.
     """
-    if config.transport == "auto":
-        config = config.with_options(transport="putmem" if chip is not None and has_udma(chip) else "store")
+    config = decide_transport(config, chip)
     plan = Plan(problem, config, chip)
     if chip is not None:
         _check_memories(plan, chip)
@@ -267,13 +295,9 @@ def make_plan(problem: Problem, config: KernelConfig, chip: Chip | None) -> Plan
 
 def _check_memories(plan: Plan, chip: Chip) -> None:
     need = tile_memory(plan.config, plan.problem.itemsize)
-    limits = {
-        "L1": (chip.l1_bytes, "--block-k, --block-m or --block-n"),
-        "L0C": (chip.l0c_bytes, "--block-m or --block-n"),
-        "UB": (chip.ub_bytes, "--comm-block-m or --comm-block-k"),
-    }
-    for memory, (available, options) in limits.items():
+    for memory, available in memory_sizes(chip).items():
         if need[memory] > available:
             raise UsageError(
-                f"{memory} of {chip.name} is too small: {need[memory]} bytes needed, {available} available; lower {options}"
+                f"{memory} of {chip.name} is too small: {need[memory]} bytes needed, {available} available; "
+                f"lower {LIMITING_OPTIONS[memory]}"
             )
