@@ -183,7 +183,7 @@ JunitPath = Annotated[
         "--junit",
         metavar="PATH",
         show_default="none",
-        help="Write the report as JUnit XML to this file.",
+        help="Write the report as JUnit XML to this file, or with - to stdout, and the table to stderr.",
         rich_help_panel=REPORT_PANEL,
     ),
 ]

@@ -11,8 +11,8 @@ from typing import Any, TextIO
 from xml.etree import ElementTree
 
 from agcli import __version__
-from agcli.errors import KernelFault
-from agcli.outputs import write_file
+from agcli.errors import KernelFault, UsageError
+from agcli.outputs import check_writable, write_file
 from agcli.problem import Plan
 from agcli.screen import Column, render_fields, render_table
 from agcli.verdict import BadRegions, FirstBad, Tolerance, Verdict
@@ -192,16 +192,26 @@ def to_junit(report: VerifyReport) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 
+def check_outputs(json_path: Path | None, junit_path: Path | None) -> None:
+    """Refuse, before the run, files that ``deliver`` could not write. Raises UsageError."""
+    check_writable(json_path, "--json")
+    check_writable(junit_path, "--junit")
+    if str(json_path) == str(junit_path) == "-":
+        raise UsageError("only one of --json and --junit can go to stdout")
+
+
 def deliver(report: VerifyReport, stdout: TextIO, json_path: Path | None, junit_path: Path | None) -> None:
-    """Print the table to ``stdout``, or to stderr if the JSON is to be there (``-``); write the files asked for."""
-    print_report(report, sys.stderr if str(json_path) == "-" else stdout)
+    """Write the files asked for, then print the table: to ``stdout``, or to stderr if a report went there (``-``)."""
+    people = stdout
     for path, make in ((json_path, to_json), (junit_path, to_junit)):
         if path is None:
             continue
         if str(path) == "-":
             stdout.write(make(report))
+            people = sys.stderr
         else:
             write_file(path, make(report))
+    print_report(report, people)
     stdout.flush()
 
 
