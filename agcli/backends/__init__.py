@@ -54,8 +54,8 @@ def get_backend(name: str = "auto") -> Backend:
 def require_devices(backend: Backend, wanted: int) -> None:
     """Refuse more ranks than there are devices on this host, before any rank starts.
 
-    Raises EnvironmentFault with both numbers, the latter as the backend's need called "devices" words it, which may name
-    a variable that hides the others.
+    Raises EnvironmentFault with both numbers, the latter as the backend's need called "devices" words it, which may
+    name a variable that hides the others.
     """
     visible = backend.device_count()
     if wanted <= visible:

@@ -1,7 +1,7 @@
 """Ascend NPUs: torch_npu with HCCL, ACLSHMEM for symmetric memory, triton-ascend and triton_dist for the kernel.
 
-Nothing of these is imported before a rank starts, so that the parent can ask what is missing. This path was written
-from the libraries' sources and has been tested with stand-ins only, not on hardware.
+Neither torch nor any of these is imported before a rank starts, so that the parent can ask what is missing. This path
+was written from the libraries' sources and has been tested with stand-ins only, not on hardware.
 """
 
 from __future__ import annotations
@@ -15,21 +15,18 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agcli.agreement import gather_notes, raise_together
 from agcli.backends.base import Engine, EngineOptions, Need
 from agcli.backends.npu_kernel import KernelLauncher, core_count, rank_cache
 from agcli.backends.npu_needs import all_needs, chip_in, present_chip, version_of, visible_devices
-from agcli.backends.npu_shmem import SymmetricMemory, SymmetricTensor
 from agcli.chips import CHIPS, DEFAULT_SOC, Chip, chip_by_name, has_udma
 from agcli.errors import AgGemmError, EnvironmentFault, KernelFault
-from agcli.operands import TORCH_DTYPES
 from agcli.problem import Plan
-from agcli.slotted import SlottedEngine
 
 if TYPE_CHECKING:
     import torch
 
     from agcli.backends.npu_bench import NpuBenchHooks
+    from agcli.backends.npu_shmem import SymmetricMemory, SymmetricTensor
     from agcli.rank import RankContext
 
 CONNECT_VARIABLE = "HCCL_CONNECT_TIMEOUT"
@@ -132,6 +129,11 @@ class NpuBackend:
         """
         import torch.distributed as dist
 
+        from agcli.agreement import raise_together
+        from agcli.backends.npu_shmem import SymmetricMemory
+        from agcli.operands import TORCH_DTYPES
+        from agcli.slotted import SlottedEngine
+
         ctx = self._started()
         fault = None
         try:
@@ -230,6 +232,8 @@ class NpuBackend:
 
     def _check_mesh(self, ctx: RankContext) -> None:
         """On a 910B server with two meshes, refuse ranks in both: MTE does not reach across, and fails late."""
+        from agcli.agreement import gather_notes
+
         chip = self.chip(None)
         number = self._driver_number() if chip is not None and chip.name.startswith("Ascend910B") else 0
         ctx.phase("comparing devices", waiting=True)

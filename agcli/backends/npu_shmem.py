@@ -76,7 +76,7 @@ def failure_text(call: str, code: int) -> str:
 
 @dataclass
 class SymmetricTensor:
-    """A tensor of the symmetric heap. When the heap is made anew ``moved`` is told None, then the new, cleared tensor."""
+    """A tensor of the symmetric heap. When the heap is made anew, ``moved`` is told None, then the new tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
