@@ -6,10 +6,12 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 
 from agcli import compare, inputs, verify
+from agcli.problem import Problem
 from agcli.rank import RankContext
 
 Fault = Callable[[RankContext, torch.Tensor, int], None]
@@ -24,8 +26,8 @@ def _with_touched_c(ctx: RankContext, payload: dict[str, Any], fault: Fault) -> 
         fault(ctx, c, next(launches))
         add(self, gathered, b, c, *rest)
 
-    compare.Comparison.add = touched  # type: ignore[method-assign]
-    return verify.run_rank(ctx, payload)
+    with mock.patch.object(compare.Comparison, "add", touched):
+        return verify.run_rank(ctx, payload)
 
 
 def touch(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
@@ -68,20 +70,23 @@ def exchanged_ranks(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]
 
 
 def ones(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
-    inputs.make_inputs = lambda problem, *_: (  # type: ignore[assignment]
-        torch.ones(problem.a_shape, dtype=torch.float16),
-        torch.ones(problem.b_shape, dtype=torch.float16),
-    )
-    return verify.run_rank(ctx, payload)
+    def make(problem: Problem, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(problem.a_shape, dtype=torch.float16), torch.ones(problem.b_shape, dtype=torch.float16)
+
+    with mock.patch.object(inputs, "make_inputs", make):
+        return verify.run_rank(ctx, payload)
 
 
 def cancelling(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
     """A's rows are [256, 256], B's columns [256, -256]: each product is beyond fp16, the sum is 0."""
-    inputs.make_inputs = lambda problem, *_: (  # type: ignore[assignment]
-        torch.full(problem.a_shape, 256.0, dtype=torch.float16),
-        torch.tensor([256.0, -256.0], dtype=torch.float16)[:, None].expand(problem.b_shape).contiguous(),
-    )
-    return verify.run_rank(ctx, payload)
+
+    def make(problem: Problem, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        column = torch.tensor([256.0, -256.0], dtype=torch.float16)
+        a = torch.full(problem.a_shape, 256.0, dtype=torch.float16)
+        return a, column[:, None].expand(problem.b_shape).contiguous()
+
+    with mock.patch.object(inputs, "make_inputs", make):
+        return verify.run_rank(ctx, payload)
 
 
 def raise_before_launch(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
@@ -104,5 +109,5 @@ def never_launch(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
             time.sleep(1000)
         return make_inputs(*args)
 
-    inputs.make_inputs = slow
-    return verify.run_rank(ctx, payload)
+    with mock.patch.object(inputs, "make_inputs", slow):
+        return verify.run_rank(ctx, payload)
