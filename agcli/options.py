@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 
 from agcli.chips import DEFAULT_SOC
 from agcli.errors import UsageError
-from agcli.problem import KernelConfig
+from agcli.problem import MAX_RANKS, KernelConfig
 
 PROBLEM_PANEL, KERNEL_PANEL, RUN_PANEL, REPORT_PANEL = "Problem", "Kernel configuration", "How to run", "Report"
 _DEFAULTS = KernelConfig()
@@ -198,9 +199,9 @@ def parse_devices(text: str | None) -> tuple[int, ...] | None:
         first, dash, last = part.strip().partition("-")
         if not (first.isdecimal() and (last.isdecimal() if dash else True)) or (dash and int(last) < int(first)):
             raise UsageError(f"'{part.strip()}' is not a device index or a range such as 4-7 (--devices {text})")
-        devices += range(int(first), int(last if dash else first) + 1)
-    for device in devices:
-        if devices.count(device) > 1:
+        devices += range(int(first), min(int(last if dash else first), MAX_RANKS) + 1)
+    for device, count in Counter(devices).items():
+        if count > 1:
             raise UsageError(f"device {device} is named twice (--devices {text})")
     return tuple(devices)
 

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import agcli
 from agcli import request, verify
 from agcli.backends.base import Need
 from agcli.chips import Chip
 from agcli.main import app, main
+from agcli.options import parse_devices
 
 TESTS = Path(__file__).parent
 SMALL = ("--m", "40", "--n", "24", "--k", "48", "--block-m", "16", "--block-n", "16", "--pvalue", "1", "--cores", "2")
@@ -298,3 +301,26 @@ def test_joining_torchruns_job_gives_one_report() -> None:
 def test_the_targets_name_what_ranks_run() -> None:
     module, _, function = verify.RANK_TARGET.partition(":")
     assert getattr(sys.modules[module], function) is verify.run_rank
+
+
+@given(devices=st.lists(st.integers(0, 99), min_size=1, unique=True))
+def test_lists_of_devices(devices: list[int]) -> None:
+    assert parse_devices(",".join(map(str, devices))) == tuple(devices)
+    assert parse_devices(f"{devices[0]}-{devices[0] + 3}") == tuple(range(devices[0], devices[0] + 4))
+
+
+@pytest.mark.usefixtures("no_ranks")
+def test_what_nobody_foresaw_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(request, "plan_for", lambda *_: 1 / 0)
+    assert main(list(WORLD_2)) == 3
+    assert "ZeroDivisionError" in one_error(capsys.readouterr().err)
+    assert main([*WORLD_2, "--debug"]) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_ranks")
+def test_a_host_simulates_no_thousand_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--backend", "cpu", "--world", "1000"]) == 3
+    assert "1000 cpu devices wanted" in one_error(capsys.readouterr().err)

@@ -22,6 +22,7 @@ from agcli import outputs, report
 from agcli.chips import chip_by_name
 from agcli.errors import EnvironmentFault, UsageError
 from agcli.problem import KernelConfig, Problem, make_plan
+from agcli.progress import progress_bar
 from agcli.report import VerifyReport, print_report, to_json, to_junit, versions_of
 from agcli.screen import Column, render_table
 from agcli.verdict import BadRegions, FirstBad, Tolerance, Verdict
@@ -237,3 +238,36 @@ print("afterwards")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "before\nthe report\nafterwards\n"
     assert sorted(done.stderr.splitlines()) == ["a library", "below Python"]
+
+
+# -- progress ----------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("env", "shown"),
+    [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False), ({"TERM": "xterm", "CI": "1"}, False)],
+    ids=str,
+)
+def test_progress_is_drawn_only_where_it_can_be_drawn_over(
+    env: dict[str, str], shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress_bar("tiles") as on_progress:
+        assert (on_progress is not None) is shown
+        if on_progress is not None:
+            on_progress(3, 12)
+            on_progress(12, 12)
+    assert ("12/12" in terminal.getvalue()) is shown
+
+
+def test_no_progress_without_a_terminal() -> None:
+    with progress_bar("tiles") as on_progress:
+        assert on_progress is None
