@@ -58,7 +58,7 @@ def _fail(message: str, status: int) -> int:
 def _guarded(command: Callable[..., int]) -> Callable[..., int]:
     """``command`` with every way of ending turned into an exit status and at most one message on stderr.
 
-    A traceback is added if the command was given ``debug=True``.
+    A traceback is added if the command was given ``debug=True``. What nobody foresaw counts as the environment's fault.
     """
 
     @functools.wraps(command)
@@ -67,17 +67,20 @@ def _guarded(command: Callable[..., int]) -> Callable[..., int]:
             return command(*args, **kwargs)
         except KeyboardInterrupt as stop:
             signum = getattr(stop, "signum", 2)
-            print(f"{PROG}: {stop or 'interrupted'}", file=sys.stderr)
+            print(f"{PROG}: {str(stop) or 'interrupted'}", file=sys.stderr)
             return 128 + int(signum)
         except BrokenPipeError:  # the reader of stdout went away; nothing more can be said to it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return _fail("stdout was closed before the report was complete", EnvironmentFault.exit_status)
-        except (AgGemmError, OSError, MemoryError, ImportError) as error:
+        except Exception as error:
+            if isinstance(error, (typer.Exit, typer.Abort, _CLI_USAGE_ERROR)):
+                raise
             if kwargs.get("debug"):
                 traceback.print_exc()
-            known = isinstance(error, AgGemmError)
-            text = str(error) if known else f"{type(error).__name__}: {error}"
-            return _fail(text, error.exit_status if isinstance(error, AgGemmError) else EnvironmentFault.exit_status)
+            if isinstance(error, AgGemmError):
+                return _fail(str(error), error.exit_status)
+            hint = "" if kwargs.get("debug") else " (--debug shows where)"
+            return _fail(f"{type(error).__name__}: {error}{hint}", EnvironmentFault.exit_status)
 
     return guarded
 
