@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from agcli.backends.base import Engine, EngineOptions, Need
 from agcli.backends.npu_kernel import KernelLauncher, core_count, rank_cache
 from agcli.backends.npu_needs import all_needs, chip_in, present_chip, version_of, visible_devices
+from agcli.backends.smi import npu_inventory
 from agcli.chips import CHIPS, DEFAULT_SOC, Chip, chip_by_name, has_udma
 from agcli.errors import AgGemmError, EnvironmentFault, KernelFault
 from agcli.problem import Plan
@@ -62,6 +63,10 @@ class NpuBackend:
     def device_count(self) -> int:
         """NPUs that a new process sees, by the driver's device nodes and ASCEND_RT_VISIBLE_DEVICES."""
         return len(visible_devices())
+
+    def inventory(self) -> list[tuple[str, str]]:
+        """Names, memory and links of the devices, for `doctor`."""
+        return npu_inventory()
 
     def chip(self, soc: str | None) -> Chip | None:
         """The chip named, else the one present, else one with the smaller memories."""
