@@ -25,7 +25,7 @@ def launch(kernel, *args, cores=1, world=None, **kwargs):
     number = world.begin()
     failed = True
     try:
-        run(split, Machine(0, cores, world, number), bind(split, args, kwargs, 0, world.symmetric))
+        run(split, Machine(world.rank, cores, world, number), bind(split, args, kwargs, world.rank, world.symmetric))
         failed = False
     finally:
         world.end(failed)

@@ -1,0 +1,87 @@
+"""Shared memory and barriers between real processes, and what happens when one rank fails or leaves early."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from agcli.errors import EnvironmentFault, UsageError
+from agcli.launch import Job, launch
+from agcli.simulator import heap
+from agcli.simulator.world import SharedWorld
+
+HERE = Path(__file__).parent
+ENV = {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])}
+
+
+def run(target, world, **payload):
+    return launch(
+        Job(f"world_targets:{target}", payload), world=world, devices=list(range(world)), timeout_s=60, env=ENV
+    )
+
+
+def shared_memory_names():
+    return {name for folder in ("/dev/shm", "/tmp") for name in os.listdir(folder) if name.startswith("ag-gemm")}
+
+
+def test_ranks_see_each_others_memory_and_leave_nothing():
+    before = shared_memory_names()
+    results = run("exchange_values", 3)
+    assert [r.value for r in results] == [[0, 10, 20]] * 3
+    assert shared_memory_names() == before
+
+
+def test_a_rank_that_fails_in_its_launch_ends_the_waits_of_the_others():
+    results = run("one_fails", 3)
+    assert not any(r.ok for r in results)
+    assert any("outside a tensor" in (r.message or "") for r in results)
+
+
+def test_a_rank_that_leaves_a_launch_without_its_barrier_is_named():
+    results = run("one_skips_the_barrier", 2)
+    assert any("rank 1 ended launch 0 1 barrier_all before this rank's" in (r.message or "") for r in results)
+
+
+def test_waits_on_all_ranks_that_none_can_end_are_a_fault():
+    results = run("all_wait_for_signals", 2)
+    assert any("all ranks wait, and none can end another's wait" in (r.message or "") for r in results)
+
+
+def test_case_14_memory_that_no_host_has_is_refused_with_both_numbers():
+    world = SharedWorld(0, 1, lambda value: [json.loads(json.dumps(value))])
+    with pytest.raises(EnvironmentFault) as error:
+        world.allocate((2**30, 2**14), __import__("torch").float16, "lower --pvalue")
+    assert str(2**45) in str(error.value)
+    assert "available; lower --pvalue" in str(error.value)
+
+
+def test_case_14_one_rank_without_memory_is_everybodys_error(monkeypatch):
+    failed = {"host": "h", "error": "Cannot allocate memory"}
+    with pytest.raises(EnvironmentFault, match=r"rank 1 has no 4096 bytes of shared memory for tests: Cannot allocate"):
+        heap.SharedSegments(0, 4096, lambda offer: [offer, {**failed, "host": offer["host"]}], "tests")
+
+
+def test_ranks_of_two_hosts_are_refused():
+    with pytest.raises(EnvironmentFault, match="simulates one host, but the ranks run on"):
+        heap.SharedSegments(0, 4096, lambda offer: [offer, {"host": "elsewhere", "error": None}], "tests")
+
+
+def test_a_segment_does_not_need_room_in_dev_shm():
+    segments = heap.SharedSegments(0, 200 * 2**20, lambda offer: [offer], "tests")  # more than a container's 64 MB
+    try:
+        if hasattr(os, "memfd_create"):
+            assert not shared_memory_names()
+        segments.maps[0][-1] = 1
+    finally:
+        segments.close()
+
+
+def test_freeing_what_is_not_symmetric_memory():
+    import torch
+
+    world = SharedWorld(0, 1, lambda value: [value])
+    memory = world.allocate((4,), torch.float32, "")
+    world.free(memory)
+    with pytest.raises(UsageError, match="freed before"):
+        world.free(memory)
