@@ -1,5 +1,6 @@
 """Tile orders: each is a bijection, and small cases are those of the docstrings and of the published formulas."""
 
+from itertools import pairwise
 from pathlib import Path
 
 from hypothesis import given
@@ -30,7 +31,7 @@ def test_every_tile_is_multiplied_once(rows, cols, offset):
 def test_neighbouring_steps_of_a_round_go_to_different_ranks(rows, cols, world):
     tiles = rows * cols
     ranks = [dist_swizzle(i, world, rows, cols, 1, 1)[2] for i in range(tiles * world)]
-    assert all(a != b for i, (a, b) in enumerate(zip(ranks, ranks[1:], strict=False)) if (i + 1) % tiles)
+    assert all(a != b for i, (a, b) in enumerate(pairwise(ranks)) if (i + 1) % tiles)
 
 
 def test_two_ranks_and_four_tiles():
