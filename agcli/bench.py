@@ -165,10 +165,8 @@ class _Case:
         found: list[Implementation] = []
         for name in self._plan.implementations:
             if name == "fused":
-                plans = self._plan.fused(self._problem, self._chip)
                 self._phase("allocation of symmetric memory")
-                self._hooks.prepare([plan for plan in plans.values() if isinstance(plan, Plan)])
-                for fused, plan in plans.items():
+                for fused, plan in self._plan.fused(self._problem, self._chip).items():
                     if isinstance(plan, Plan):
                         found.append(Implementation(fused, self._fused(plan)))
                     self._set(fused, ABSENT, plan if isinstance(plan, str) else "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,7 +17,7 @@ from agcli.backends.base import Backend
 if TYPE_CHECKING:
     import torch
 
-    from agcli.problem import Plan, Problem
+    from agcli.problem import Problem
 
 Product = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 """``C = f(a, b)``: a ``[M, K]``, b ``[K, N]`` of this rank; collective."""
@@ -93,9 +93,6 @@ class BenchHooks:
         return type(self).vendor is not BenchHooks.vendor
 
     # -- called in a rank, after ``Backend.start`` -----------------------------------------------------------------
-    def prepare(self, plans: Sequence[Plan]) -> None:
-        """Called before engines for ``plans`` are made, which will exist at the same time. Collective."""
-
     def timer(self) -> Timer | None:
         """A fresh device clock, or None where ``perf_counter`` around ``synchronize`` has to do. Event timers see the
         device's work as it comes: where that starves, the platform holds its stream back in ``start``."""

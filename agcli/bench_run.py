@@ -19,7 +19,7 @@ from agcli.errors import KernelFault, UsageError
 from agcli.outcome import Job
 from agcli.outputs import check_writable, reserved_stdout, write_file
 from agcli.problem import ITEMSIZE, default_config
-from agcli.progress import progress_bar
+from agcli.progress import OnProgress, progress_bar
 from agcli.report import versions_of
 from agcli.request import SIZE, Machine, report_failure, run_ranks
 from agcli.screen import Column, render_table
@@ -223,8 +223,8 @@ def run(machine: Machine, plan: BenchPlan, outputs: Outputs, timeout_s: float, d
     job = Job(RANK_TARGET, plan.to_json())
     with reserved_stdout() as stdout:
         try:
-            with progress_bar("thousandths of all ranks' problems") as on_progress:
-                ranks = run_ranks(machine, job, timeout_s, on_progress, collector.on_data)
+            with progress_bar("% of the work") as bar:
+                ranks = run_ranks(machine, job, timeout_s, _percent(bar), collector.on_data)
         except KeyboardInterrupt:
             collector.deliver_partial(plan, outputs, stdout)
             raise
@@ -236,6 +236,11 @@ def run(machine: Machine, plan: BenchPlan, outputs: Outputs, timeout_s: float, d
         elif ranks.speaks:
             collector.deliver_partial(plan, outputs, stdout)
     return ranks.leave(status)
+
+
+def _percent(bar: OnProgress | None) -> OnProgress | None:
+    """Show hundredths: the ranks' own unit, thousandths of a problem on each rank, says little to people."""
+    return bar and (lambda done, total: bar(100 * done // max(total, 1), 100))
 
 
 def _status(report: BenchReport) -> int:
