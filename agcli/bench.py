@@ -27,6 +27,7 @@ from agcli.bench_hooks import BenchHooks, HostTimer, Product, hooks_of
 from agcli.bench_plan import BenchPlan
 from agcli.bench_rows import ABSENT, FAILED, GRAPH, TIMED, Row
 from agcli.compare import Comparison
+from agcli.errors import AgGemmError
 from agcli.inputs import make_inputs
 from agcli.outcome import rank_names
 from agcli.problem import KernelConfig, Plan, Problem, cdiv, make_plan
@@ -34,7 +35,7 @@ from agcli.reference import gather, multiply
 from agcli.verdict import tolerance
 
 if TYPE_CHECKING:
-    from agcli.rank import RankContext
+    from agcli.rank import RankContext, Reporter
 
 BLOCK = 5  # calls of one implementation before the next one has its turn
 MIN_ITERATIONS, MAX_ITERATIONS = 3, 200
@@ -86,16 +87,28 @@ def run(ctx: RankContext, plan: BenchPlan, backend: Backend) -> dict[str, Any]:
         ctx.publish({"about": about})
         launches: dict[str, dict[str, int]] = {}
         rows: list[Row] = []
-        for index, (problem, name) in enumerate(plan.problems):
-            case = _Case(ctx, plan, backend, problem, name, index, about["peak_tflops"])
-            done = case.rows()
-            launches[f"{problem.m}x{problem.n}x{problem.k} {problem.dtype}"] = dict(case.launches)
+        for text, done, counts in measure(ctx, plan, backend, about["peak_tflops"]):
+            launches[text] = counts
             if ctx.rank == 0:
                 rows += done
                 ctx.publish({"rows": [asdict(row) for row in done]})
         return {"about": about, "rows": [asdict(row) for row in rows], "launches": launches}
     finally:  # after a failure nothing collective: the others may not come
         backend.finish()
+
+
+def measure(
+    ctx: Reporter, plan: BenchPlan, backend: Backend, peak_tflops: float | None = None
+) -> Iterator[tuple[str, list[Row], dict[str, int]]]:
+    """Time one problem after the other on a backend that is started. Collective.
+
+    Yields the problem's name, its rows, which are the same on every rank, and how often this rank called each
+    implementation.
+    """
+    for index, (problem, name) in enumerate(plan.problems):
+        case = _Case(ctx, plan, backend, problem, name, index, peak_tflops)
+        rows = case.rows()
+        yield f"{problem.m}x{problem.n}x{problem.k} {problem.dtype}", rows, dict(case.launches)
 
 
 def _about(backend: Backend, plan: BenchPlan) -> dict[str, Any]:
@@ -118,7 +131,7 @@ class _Case:
 
     def __init__(
         self,
-        ctx: RankContext,
+        ctx: Reporter,
         plan: BenchPlan,
         backend: Backend,
         problem: Problem,
@@ -224,9 +237,25 @@ class _Case:
         s.c.fill_(float("nan"))
         if impl.gathers or impl.name.startswith("torch"):
             s.gathered.fill_(float("nan"))
-        right = self._is_right(impl, s, self._run(impl, s), when)
+        try:
+            answer, refusal = self._run(impl, s), ""
+            self._backend.synchronize()
+        except RuntimeError as error:
+            if impl.name != "vendor" or isinstance(error, AgGemmError):
+                raise
+            answer, refusal = s.c, _first_line(error)
+        if self._agreed_reason(impl.name, f"refused: {refusal}" if refusal else ""):
+            return False
+        right = self._is_right(impl, s, answer, when)
         gather(s.a, out=s.gathered)
         return right
+
+    def _agreed_reason(self, impl: str, reason: str) -> bool:
+        """Whether any rank has a reason why ``impl`` cannot run here; the first becomes the row's. Collective."""
+        reasons = [text for text in gather_notes(reason, None) if text]
+        if reasons:
+            self._set(impl, ABSENT, reasons[0])
+        return bool(reasons)
 
     def _is_right(self, impl: Implementation, s: InputSet, answer: torch.Tensor, when: str) -> bool:
         """Compare on every rank; a wrong answer on any turns the row into FAIL. Collective."""
@@ -257,11 +286,10 @@ class _Case:
                 for s in self._sets:
                     graphs[id(s)] = self._hooks.capture(functools.partial(impl.call, s))
             except RuntimeError as e:
-                note = f"cannot be captured: {str(e).partition(chr(10))[0]}"
-            reasons = [text for text in gather_notes(note, None) if text]
-            self._set(name, ABSENT, reasons[0] if reasons else "")
+                note = f"cannot be captured: {_first_line(e)}"
+            self._set(name, ABSENT, "")
             replayed = Implementation(name, _replay(graphs), impl.gathers)
-            if not reasons and self._first_call(replayed, "first replay"):
+            if not self._agreed_reason(name, note) and self._first_call(replayed, "first replay"):
                 found.append(replayed)
         return found
 
@@ -375,6 +403,10 @@ def _complaint(problem: Problem, gathered: torch.Tensor, b: torch.Tensor, c: tor
         f"{verdict.mismatches} of {verdict.elements} elements, first row {bad.row}, column {bad.col}: "
         f"got {bad.got}, want {bad.want}"
     )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _of_set(product: Product) -> Call:

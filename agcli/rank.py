@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agcli.errors import AgGemmError, EnvironmentFault
 
@@ -66,6 +66,19 @@ class RankSpec:
     @staticmethod
     def from_json(data: dict[str, Any]) -> RankSpec:
         return RankSpec(**{**data, "place": Place(**data["place"])})
+
+
+class Reporter(Protocol):
+    """The part of ``RankContext`` that long work needs: which rank it is, and to whom it says how far it is."""
+
+    rank: int
+    local_world: int
+
+    def phase(self, text: str, waiting: bool = False) -> None:
+        """As ``RankContext.phase``."""
+
+    def progress(self, done: int, total: int) -> None:
+        """As ``RankContext.progress``."""
 
 
 class RankContext:

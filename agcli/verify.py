@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agcli.backends.base import Backend, Engine
     from agcli.compare import Comparison
     from agcli.outcome import Job
-    from agcli.rank import RankContext
+    from agcli.rank import RankContext, Reporter
 
 RANK_TARGET = "agcli.verify:run_rank"
 GROUP_BYTES = 256 * 2**20  # A, B and C of the launches that go back to back
@@ -64,7 +64,6 @@ def make_job(machine: Machine, plan: Plan, options: VerifyOptions) -> Job:
 def run_rank(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
     """Verify on this rank: ``{"verdict", "describe"}``. Collective, and the same steps whatever a rank finds."""
     from agcli.backends import get_backend
-    from agcli.backends.base import EngineOptions
 
     options = VerifyOptions(**payload["options"])
     backend = get_backend(payload["backend"])
@@ -72,15 +71,23 @@ def run_rank(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
     ctx.phase("start of the backend", waiting=True)
     try:
         backend.start(ctx)
-        ctx.phase("allocation of symmetric memory", waiting=True)
-        work = _Work(ctx, backend, plan, options)
-        engine = backend.engine(plan, EngineOptions(cores=options.cores, on_progress=work.on_tiles))
-        verdict = work.verify(engine)
-        ctx.phase("release of symmetric memory", waiting=True)
-        engine.close()
+        verdict = verify_plan(ctx, backend, plan, options)
         return {"verdict": verdict.to_json(), "describe": backend.describe()}
     finally:  # after a failure nothing collective: the others may not come
         backend.finish()
+
+
+def verify_plan(ctx: Reporter, backend: Backend, plan: Plan, options: VerifyOptions) -> Verdict:
+    """Verify one plan on a backend that is started. Collective, and the same steps whatever a rank finds."""
+    from agcli.backends.base import EngineOptions
+
+    ctx.phase("allocation of symmetric memory", waiting=True)
+    work = _Work(ctx, backend, plan, options)
+    engine = backend.engine(plan, EngineOptions(cores=options.cores, on_progress=work.on_tiles))
+    verdict = work.verify(engine)
+    ctx.phase("release of symmetric memory", waiting=True)
+    engine.close()
+    return verdict
 
 
 @dataclass
@@ -96,7 +103,7 @@ class _Launch:
 class _Work:
     """The launches of one rank, and their comparison. Progress counts tiles, those launched and those compared."""
 
-    def __init__(self, ctx: RankContext, backend: Backend, plan: Plan, options: VerifyOptions) -> None:
+    def __init__(self, ctx: Reporter, backend: Backend, plan: Plan, options: VerifyOptions) -> None:
         self._ctx = ctx
         self._backend = backend
         self._plan = plan

@@ -1,0 +1,42 @@
+"""A limit for a whole command: what is over time is ended as TERM would end it, so that it cleans up."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Deadline:
+    """``passed`` tells a run that was over time from one that somebody stopped."""
+
+    passed: bool = False
+
+
+@contextlib.contextmanager
+def deadline(seconds: float) -> Iterator[Deadline]:
+    """After ``seconds`` this process gets a TERM, if by then something handles it, as ``launch`` does.
+
+    Without a handler, before and after the ranks run, it only sets ``passed``. In the main thread only.
+    """
+    limit = Deadline()
+    if threading.current_thread() is not threading.main_thread():
+        yield limit
+        return
+
+    def ring(*_: Any) -> None:
+        limit.passed = True
+        if callable(signal.getsignal(signal.SIGTERM)):
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield limit
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
