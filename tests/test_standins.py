@@ -43,8 +43,20 @@ TABLE: dict[str, dict[str, tuple[list[str], str | None]]] = {
     },
     "torch_npu": {
         "npu_all_gather_base_mm": (
-            "self x2 hcom world_size bias x1_scale x2_scale gather_index gather_output comm_turn output_dtype "
-            "comm_mode".split(),
+            [
+                "self",
+                "x2",
+                "hcom",
+                "world_size",
+                "bias",
+                "x1_scale",
+                "x2_scale",
+                "gather_index",
+                "gather_output",
+                "comm_turn",
+                "output_dtype",
+                "comm_mode",
+            ],
             None,
         ),
     },
@@ -75,7 +87,14 @@ VALUES = {
 FIELDS = {
     "attributes": ["ip_port", "option_attr"],  # my_rank, n_ranks and local_mem_size are undefined until set
     "options": (
-        "control_operation_timeout data_op_engine_type shm_create_timeout shm_init_timeout sockFd version".split()
+        [
+            "control_operation_timeout",
+            "data_op_engine_type",
+            "shm_create_timeout",
+            "shm_init_timeout",
+            "sockFd",
+            "version",
+        ]
     ),
 }
 LOOK = """

@@ -72,4 +72,6 @@ class NpuBenchHooks(BenchHooks):
         import torch.distributed as dist
 
         group: Any = self._group or dist.distributed_c10d._get_default_group()
-        return str(group._get_backend(torch.device("npu")).get_hccl_comm_name(dist.get_rank()))
+        served = [entry.split(":") for entry in str(dist.get_backend_config(self._group)).split(",")]
+        device = next(device for device, backend in served if backend == "hccl")
+        return str(group._get_backend(torch.device(device)).get_hccl_comm_name(dist.get_rank()))

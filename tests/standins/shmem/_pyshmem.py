@@ -141,8 +141,10 @@ def aclshmem_create_tensor(shape: list[int], dtype: torch.dtype = torch.float32,
     assert device_id == torch.npu.current_device(), "device_id counts this process's devices, not ranks"
     nbytes = -(-math.prod(shape) * dtype.itemsize // 16) * 16
     message = failing("raises", "aclshmem_create_tensor")
-    if message or sum(_State.tensors.values()) + nbytes > _State.heap_bytes:
-        raise RuntimeError(message or "aclshmem_malloc failed")
+    full = sum(_State.tensors.values()) + nbytes > _State.heap_bytes
+    absent = any(_exchange(message is not None))  # its control barrier waits for all ranks, 120 s long
+    if message or full or absent:
+        raise RuntimeError(message or ("aclshmem_malloc failed" if full else "the control barrier timed out"))
     assert _State.world is not None
     tensor = _State.world.allocate(tuple(shape), dtype, "")
     tensor.fill_(float("nan"))  # it is not zeroed

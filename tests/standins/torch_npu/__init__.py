@@ -109,16 +109,9 @@ def npu_all_gather_base_mm(
     return (gathered.float() @ x2.float()).to(self.dtype), gathered if gather_output else gathered[:0]
 
 
-class ProcessGroupHCCL(dist.ProcessGroupGloo):
-    """Gloo under HCCL's name."""
-
-    def get_hccl_comm_name(self, global_rank: int) -> str:
-        return f"hccl-communicator-{global_rank}"
-
-
-def _hccl(store: Any, rank: int, size: int, timeout: Any) -> ProcessGroupHCCL:
+def _hccl(store: Any, rank: int, size: int, timeout: Any) -> dist.ProcessGroupGloo:
     current_device()  # HCCL asks for it
-    return ProcessGroupHCCL(store, rank, size, timeout)
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
 
 
 def _as_torch_npu() -> None:
@@ -131,6 +124,7 @@ def _as_torch_npu() -> None:
         setattr(npu, name, globals()[name])
     torch.npu = npu  # type: ignore[attr-defined]
     dist.Backend.register_backend("hccl", _hccl, devices=["cpu"])
+    dist.ProcessGroupGloo.get_hccl_comm_name = lambda self, rank: f"hccl-communicator-{rank}"
     # A torch without NPUs has no tensors on them.
     NpuBackend.device = lambda self: torch.device("cpu")  # type: ignore[method-assign]
 
