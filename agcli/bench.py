@@ -12,8 +12,8 @@ import functools
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,16 +23,15 @@ from agcli import bench_rows
 from agcli.agreement import from_first, gather_notes, group_device
 from agcli.backends import get_backend
 from agcli.backends.base import Backend, Engine, EngineOptions
-from agcli.bench_hooks import BenchHooks, HostTimer, Product, hooks_of
+from agcli.bench_hooks import BenchHooks, HostTimer, hooks_of
+from agcli.bench_parts import PARTS, Call, Implementation, InputSet, complaint, of_set, replay
 from agcli.bench_plan import BenchPlan
 from agcli.bench_rows import ABSENT, FAILED, GRAPH, TIMED, Row
-from agcli.compare import Comparison
 from agcli.errors import AgGemmError
 from agcli.inputs import make_inputs
 from agcli.outcome import rank_names
-from agcli.problem import KernelConfig, Plan, Problem, cdiv, make_plan
-from agcli.reference import gather, multiply
-from agcli.verdict import tolerance
+from agcli.problem import Plan, Problem, cdiv
+from agcli.reference import gather
 
 if TYPE_CHECKING:
     from agcli.rank import RankContext, Reporter
@@ -43,29 +42,6 @@ HOST_CALLS = 20  # of the loop that a Python program would write
 MAX_SETS = 256  # sets of inputs; fewer do where a set is large or memory small
 MEMORY_SHARE = 0.25  # of a device's free memory that inputs of all its ranks may take
 CHECK_UNITS, CASE_UNITS = 200, 1000  # of progress: what warming up and one whole problem count
-
-
-@dataclass(frozen=True)
-class InputSet:
-    """One rank's operands and results of a call."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    c: torch.Tensor
-    gathered: torch.Tensor
-
-
-Call = Callable[[InputSet], torch.Tensor]
-"""Makes an answer from a set, usually in it, and returns it: C or gathered A."""
-
-
-@dataclass(frozen=True)
-class Implementation:
-    """What a row stands for; ``gathers`` if its answer is the gathered A rather than C."""
-
-    name: str
-    call: Call
-    gathers: bool = False
 
 
 def bench_rank(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
@@ -188,9 +164,9 @@ class _Case:
             if name == "vendor":
                 note, product = self._hooks.vendor(self._problem)
                 if product is not None:
-                    found.append(Implementation(name, _of_set(product)))
+                    found.append(Implementation(name, of_set(product)))
             else:
-                found.append(_PARTS[name])
+                found.append(PARTS[name])
             self._set(name, ABSENT, note)
         return found
 
@@ -265,7 +241,7 @@ class _Case:
         if impl.gathers:
             note = "" if torch.equal(answer, want) else "the gathered A differs"
         else:
-            note = _complaint(self._problem, want, s.b, answer)
+            note = complaint(self._problem, want, s.b, answer)
         notes = gather_notes(note, None)
         wrong = [rank for rank, text in enumerate(notes) if text]
         if wrong:
@@ -288,7 +264,7 @@ class _Case:
             except RuntimeError as e:
                 note = f"cannot be captured: {_first_line(e)}"
             self._set(name, ABSENT, "")
-            replayed = Implementation(name, _replay(graphs), impl.gathers)
+            replayed = Implementation(name, replay(graphs), impl.gathers)
             if not self._agreed_reason(name, note) and self._first_call(replayed, "first replay"):
                 found.append(replayed)
         return found
@@ -391,46 +367,5 @@ def _slowest(times_ms: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[ns / 1e6 for ns in line] for line in slowest]
 
 
-def _complaint(problem: Problem, gathered: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> str:
-    """What is wrong with ``c``, "" if nothing is."""
-    comparison = Comparison(make_plan(problem, KernelConfig(), None), tolerance(problem.dtype, problem.k))
-    comparison.add(gathered, b, c, None)
-    verdict = comparison.verdict(0, "", 0.0)
-    if verdict.first_bad is None:
-        return ""
-    bad = verdict.first_bad
-    return (
-        f"{verdict.mismatches} of {verdict.elements} elements, first row {bad.row}, column {bad.col}: "
-        f"got {bad.got}, want {bad.want}"
-    )
-
-
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def _of_set(product: Product) -> Call:
-    return lambda s: product(s.a, s.b)
-
-
-def _replay(graphs: Mapping[int, Callable[[], torch.Tensor]]) -> Call:
-    return lambda s: graphs[id(s)]()
-
-
-def _torch(s: InputSet) -> torch.Tensor:
-    return multiply(gather(s.a, out=s.gathered), s.b, s.c)
-
-
-def _gemm(s: InputSet) -> torch.Tensor:
-    return multiply(s.gathered, s.b, s.c)
-
-
-def _allgather(s: InputSet) -> torch.Tensor:
-    return gather(s.a, out=s.gathered)
-
-
-_PARTS = {
-    "torch": Implementation("torch", _torch),
-    "gemm": Implementation("gemm", _gemm),
-    "allgather": Implementation("allgather", _allgather, gathers=True),
-}

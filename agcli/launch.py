@@ -261,7 +261,9 @@ class _Run:
             elif now - self._progress_at >= self._timeout_s:
                 self._give_up()
                 return
-        if self._failed_at is None and not self._caught:
+        if self._caught:
+            self._listen()  # what ranks published before the signal came is not lost
+        elif self._failed_at is None:
             self._let_go()
 
     def _listen(self) -> None:

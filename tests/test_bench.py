@@ -212,7 +212,7 @@ def test_case_27_cold_calls_rotate_inputs_and_warm_ones_do_not() -> None:
 def test_all_that_a_platform_can_add_is_used() -> None:
     plan = replace(
         PLAN,
-        shapes=(Shape(8, 8, 16), Shape(8, 8, 32)),
+        shapes=(Shape(8, 8, 16), Shape(8, 8, 32), Shape(8, 8, 48)),
         transports=("store", "putmem"),
         implementations=("fused", "torch", "vendor"),
         graph=True,
@@ -223,6 +223,9 @@ def test_all_that_a_platform_can_add_is_used() -> None:
     eager = ["fused-store", "fused-putmem", "torch", "vendor"]
     assert [impl for k, impl in rows if k == 32] == [*eager, *(f"{name}+graph" for name in eager)]
     assert (rows[16, "vendor"]["check"], rows[16, "vendor"]["note"]) == ("n/a", "K must be at least 32")
+    refused = rows[48, "vendor"]
+    assert (refused["check"], refused["note"]) == ("n/a", "refused: this version does not take such sizes")
+    assert (48, "vendor+graph") not in rows
     failed = rows[16, "fused-store+graph"]
     assert (failed["check"], failed["note"]) == (
         "n/a",
