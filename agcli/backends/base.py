@@ -40,7 +40,12 @@ class Engine(Protocol):
 
 
 class Backend(Protocol):
-    """One platform. The parent process asks only the first group of methods, which start no device."""
+    """One platform. The parent process asks only the first group of methods, which start no device.
+
+    A platform may also have ``bench_hooks() -> BenchHooks`` (see ``bench_hooks.py``): a device clock, a vendor's operation,
+    graphs and sizes for `bench`; and ``inventory() -> list[tuple[str, str]]``: names, memory and links of its devices for
+    `doctor`, within two seconds and without starting one.
+    """
 
     name: str
 
