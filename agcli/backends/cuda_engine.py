@@ -1,0 +1,279 @@
+"""Symmetric memory and launches of the CUDA kernels for one problem on one rank.
+
+Symmetric memory of a rank, in this order (W ranks, shards of ``[M, K]``)::
+
+    data   [2 slots, W sources, M, K]   what the peers pushed; a rank's own shard is read where it lies and never copied
+    flags  [W sources, chunks] int32    how many push units of a chunk have arrived since the engine was made
+
+Why no barrier is needed. Call n uses slot n mod 2, and flags only ever grow: a chunk of call n has arrived when its
+flag has reached n times its number of units.
+
+- *Nothing is overwritten too early.* Rank r pushes call n into a peer p's slot that p last read in its call n - 2. r
+  begins call n after its own call n - 1 ended, that call waited for every chunk of p's call n - 1, p pushes call n - 1
+  from a kernel that began after its kernel of call n - 2 had ended, and by then p has read all it will of call n - 2.
+- *No flag lies.* p adds to a flag for call n only after its call n - 1 is complete, so a flag that has reached n times
+  the units has seen all units of all calls up to n. A later call may have raised it further: hence "reached".
+- *Every wait ends*, if all ranks call equally often: pushing never waits for anything, and all programs of a launch are
+  resident at once.
+
+The number of the call lives on the device, one copy a program, read and advanced by that program alone: so a CUDA graph
+of a call replays correctly, and calls from graphs and from Python may follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agcli.backends.cuda_tuning import CudaConfig
+from agcli.errors import EnvironmentFault
+from agcli.problem import cdiv
+
+if TYPE_CHECKING:
+    import torch
+
+    from agcli.problem import Problem
+
+LAUNCHES_KEPT = 256  # prepared launches (sets of operand addresses) an engine remembers
+ALIGNMENT = 16  # bytes: what tensor descriptors ask of addresses and row strides
+
+
+class _Address:
+    """What a launch needs of a tensor: its address and type. Keeps no memory alive."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.dtype = tensor.dtype
+        self._address = tensor.data_ptr()
+
+    def data_ptr(self) -> int:
+        """Address in bytes."""
+        return self._address
+
+
+def can_describe(matrix: torch.Tensor) -> bool:
+    """Whether a tensor descriptor (TMA) can address ``matrix``."""
+    row, col = matrix.stride()
+    # A row stride of a single row may be anything in torch, but not in a descriptor.
+    aligned = matrix.data_ptr() % ALIGNMENT == 0 and row * matrix.element_size() % ALIGNMENT == 0
+    return aligned and col == 1 and row >= matrix.shape[1]
+
+
+@dataclass
+class PeerMemory:
+    """Memory of one rank that its peers write.
+
+    ``local`` holds its bytes, ``bases`` the address of every rank's memory as this rank sees it; ``meet`` returns once
+    all ranks have called it.
+    """
+
+    rank: int
+    local: torch.Tensor
+    bases: list[int]
+    meet: Callable[[], None]
+    owner: Any = None  # what keeps the peers' mappings alive
+
+
+def symmetric_memory(size: int, group: Any, device: torch.device) -> PeerMemory:
+    """``size`` bytes on every rank of ``group``, each mapped by all. Collective."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._symmetric_memory as symm_mem
+
+    rank = dist.get_rank(group)
+    try:
+        if dist.get_world_size(group) == 1:  # nobody to share it with
+            local = torch.empty(size, dtype=torch.uint8, device=device)
+            return PeerMemory(rank, local, [local.data_ptr()], lambda: None)
+        local = symm_mem.empty(size, dtype=torch.uint8, device=device)
+        handle = symm_mem.rendezvous(local, group=group.group_name)
+    except torch.OutOfMemoryError as e:
+        raise EnvironmentFault(
+            f"out of GPU memory: the symmetric buffer needs {size} bytes; lower --m or --k ({e})"
+        ) from e
+    except RuntimeError as e:
+        raise EnvironmentFault(f"symmetric memory of {size} bytes was refused: {e}") from e
+    return PeerMemory(rank, local, [int(p) for p in handle.buffer_ptrs], lambda: dist.barrier(group), handle)
+
+
+def symmetric_bytes(problem: Problem, config: CudaConfig) -> tuple[int, int]:
+    """Offset of the flags, and size, of a rank's symmetric memory."""
+    flags_offset = cdiv(2 * problem.world * problem.m * problem.k * problem.itemsize, 128) * 128
+    chunks_m, chunks_k = config.chunks(problem)
+    return flags_offset, flags_offset + problem.world * chunks_m * chunks_k * 4
+
+
+def local_memory(problem: Problem, config: CudaConfig) -> list[PeerMemory]:
+    """Memory of all ranks on the current GPU, for tests and measurements of several ranks in one process."""
+    import torch
+
+    size = symmetric_bytes(problem, config)[1]
+    parts = [torch.zeros(size, dtype=torch.uint8, device="cuda") for _ in range(problem.world)]
+    bases = [part.data_ptr() for part in parts]
+    return [PeerMemory(rank, part, bases, lambda: None) for rank, part in enumerate(parts)]
+
+
+class CudaEngine:
+    """Symmetric memory, compiled kernels and prepared launches for one problem on one rank."""
+
+    def __init__(
+        self, problem: Problem, config: CudaConfig, memory: PeerMemory, wait_limit_s: float, programs: int | None = None
+    ) -> None:
+        """Collective. ``programs`` (default: one a multiprocessor) must fit on the GPU at once."""
+        import torch
+
+        self.problem, self.config, self.rank = problem, config, memory.rank
+        self.dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[problem.dtype]
+        device = memory.local.device
+        properties = torch.cuda.get_device_properties(device)
+        self._programs = programs or properties.multi_processor_count
+        self._hopper = properties.major == 9
+        self._limit_ns = int(wait_limit_s * 1e9)
+        self._memory: PeerMemory | None = memory
+        self._shard_bytes = problem.m * problem.k * problem.itemsize
+        self._flags_offset, _ = symmetric_bytes(problem, config)
+        tiles_m, tiles_n = config.tiles(problem)
+        split_tiles = problem.world * tiles_m * tiles_n if config.split_k > 1 else 0
+        halves = split_tiles * config.split_k * config.block_m * config.block_n
+        try:
+            self._halves = torch.empty(halves, dtype=torch.float32, device=device)
+            self._turns = torch.zeros(max(split_tiles, 1), dtype=torch.int32, device=device)
+        except torch.OutOfMemoryError as e:
+            raise EnvironmentFault(f"out of GPU memory: split K needs {halves * 4} bytes ({e})") from e
+        memory.local[self._flags_offset :].zero_()
+        data = memory.local[: 2 * problem.world * self._shard_bytes]
+        self._gathered = data.view(self.dtype).view(2 * problem.world * problem.m, problem.k)
+        self._bases = torch.tensor(memory.bases, dtype=torch.int64, device=device)
+        self._epochs = torch.zeros(self._programs, dtype=torch.int32, device=device)
+        # Pinned, so that the host sees what a kernel reports without waiting for it.
+        self._error = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._compiled: dict[Any, Any] = {}
+        self._launches: dict[Any, Any] = {}
+        # No peer may push before every rank has cleared its flags.
+        torch.cuda.synchronize(device)
+        memory.meet()
+
+    def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        """Enqueue ``c = all_gather(a) @ b`` on the current stream; a ``[M, K]``, b ``[K, N]``, c ``[W * M, N]``."""
+        if self._error[0]:
+            self.check()
+        kernel, arguments = self.prepare(a, b, c)
+        kernel(*arguments)
+
+    def prepare(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[Any, tuple[Any, ...]]:
+        """What ``run`` launches for these operands, compiled and loaded but not launched."""
+        key = (a.data_ptr(), b.data_ptr(), c.data_ptr(), a.stride(), b.stride(), c.stride())
+        launch = self._launches.get(key)
+        if launch is None:
+            if len(self._launches) >= LAUNCHES_KEPT:
+                self._launches.clear()
+            launch = self._launches[key] = self._make_launch(a, b, c)
+        return launch
+
+    def _make_launch(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[Any, tuple[Any, ...]]:
+        described = self._hopper and all(map(can_describe, (a, b, c, self._gathered)))
+        kernel, arguments, options = self._described(a, b, c) if described else self._addressed(a, b, c)
+        grid = (self._programs, 1, 1)
+        key = (described, a.stride(), b.stride(), c.stride(), a.data_ptr() % 16, b.data_ptr() % 16, c.data_ptr() % 16)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._compiled[key] = kernel.warmup(*arguments, grid=grid, **options)
+        return compiled[grid], arguments
+
+    def _described(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """Kernel, arguments and options of the kernel with tensor descriptors (TMA)."""
+        from triton.experimental.gluon import language as gl
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+        from agcli.kernels.allgather_gemm_cuda import allgather_gemm_kernel
+
+        p, g = self.problem, self.config
+        element = gl.bfloat16 if p.dtype == "bf16" else gl.float16
+
+        def descriptor(tensor: torch.Tensor, rows: int, cols: int) -> TensorDescriptor:
+            layout = gl.NVMMASharedLayout.get_default_for([rows, cols], element)
+            return TensorDescriptor(_Address(tensor), list(tensor.shape), list(tensor.stride()), [rows, cols], layout)
+
+        arguments = (
+            descriptor(a, g.block_m, g.block_k),
+            descriptor(self._gathered, g.block_m, g.block_k),
+            descriptor(b, g.block_k, g.block_n),
+            descriptor(c, g.block_m, g.block_n // g.epilogue_parts),
+            *(_Address(t) for t in (a, c, self._bases, self._epochs, self._halves, self._turns, self._error)),
+            *(
+                p.m,
+                p.n,
+                p.k,
+                a.stride(0),
+                c.stride(0),
+                self.rank,
+                self._shard_bytes,
+                self._flags_offset,
+                self._limit_ns,
+            ),
+            *(g, p.world, p.m % g.block_m == 0),
+        )
+        return allgather_gemm_kernel, arguments, {"num_warps": g.warps, "maxnreg": g.max_registers}
+
+    def _addressed(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """Kernel, arguments and options of the kernel with masked pointers."""
+        from agcli.kernels.allgather_gemm_cuda_any import allgather_gemm_any_kernel
+
+        p = self.problem
+        arguments = (
+            *(_Address(t) for t in (a, b, c, self._bases, self._epochs, self._error)),
+            *(
+                p.m,
+                p.n,
+                p.k,
+                *a.stride(),
+                *b.stride(),
+                *c.stride(),
+                self.rank,
+                self._shard_bytes,
+                self._flags_offset,
+                self._limit_ns,
+            ),
+            *(self.config, p.world, 64, 128, 32),
+        )
+        return allgather_gemm_any_kernel, arguments, {"num_warps": 8}
+
+    def check(self) -> None:
+        """Raise what a kernel reported: a peer whose data did not come in time."""
+        code = int(self._error[0])
+        if code:
+            raise EnvironmentFault(
+                f"rank {self.rank} waited {self._limit_ns / 1e9:g} s for data of rank {code - 1}, which did not come: "
+                "that rank died, hangs, or made fewer calls. The results are wrong and this operator cannot go on."
+            )
+
+    def _epoch(self) -> int:
+        """Calls completed. Waits for the device."""
+        return int(self._epochs[0])
+
+    def poison(self) -> None:
+        """Fill with NaN the slot of the last call: the peers' next pushes go to the other one."""
+        half = self._gathered.shape[0] // 2
+        slot = self._epoch() & 1
+        self._gathered[slot * half : (slot + 1) * half].fill_(float("nan"))
+
+    def place(self) -> dict[str, Any]:
+        """The slot that the last call used."""
+        return {"first_slot": self._epoch() & 1}
+
+    def close(self) -> None:
+        """Free the symmetric memory. Collective: peers may still be pushing into it until all are here."""
+        import torch
+
+        if self._memory is None:
+            return
+        torch.cuda.synchronize(self._memory.local.device)
+        self._memory.meet()
+        self._launches.clear()
+        self._compiled.clear()
+        del self._gathered
+        self._memory = None

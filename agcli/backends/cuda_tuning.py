@@ -1,0 +1,181 @@
+"""How the CUDA kernel cuts a problem: tiles, split of K, push units. Pure integers: no torch, no Triton.
+
+Legend: W ranks, A ``[M, K]`` and B ``[K, N]`` on each rank, C ``[W * M, N]`` on each rank. A *tile* is ``block_m x
+block_n`` elements of C. A *chunk* is ``chunk_m x chunk_k`` elements of a shard of A: what one arrival flag covers. A
+*unit* is ``push_m x push_k`` elements: what one program copies to the peers at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agcli.errors import UsageError
+from agcli.problem import Problem, cdiv
+
+SMEM_LIMIT_BYTES = 227 * 1024  # shared memory of one program on Hopper
+
+# PTX: $0 = 0 once the int32 at address $1 has reached $2 (compared as a difference, so that counts may wrap), 1 when $3
+# nanoseconds passed first. Acquire at system scope pairs with the peer's release.
+WAIT_ASM = """{
+    .reg .pred p;
+    .reg .b32 v;
+    .reg .b64 t0, t1;
+    mov.u32 $0, 0;
+    mov.u64 t0, %globaltimer;
+again:
+    ld.acquire.sys.global.b32 v, [$1];
+    sub.s32 v, v, $2;
+    setp.ge.s32 p, v, 0;
+    @p bra done;
+    mov.u64 t1, %globaltimer;
+    sub.u64 t1, t1, t0;
+    setp.lt.u64 p, t1, $3;
+    @p bra again;
+    mov.u32 $0, 1;
+done:
+}"""
+
+
+@dataclass(frozen=True)
+class CudaConfig:
+    """Compile-time choices of the kernel. Raises UsageError for what cannot run on any GPU."""
+
+    block_m: int = 128
+    block_n: int = 256
+    block_k: int = 64
+    stages: int = 4
+    split_k: int = 1
+    group_m: int = 8
+    epilogue_parts: int = 4
+    chunk_m: int = 128
+    chunk_k: int = 4096
+    push_m: int = 16
+    push_k: int = 256
+    push_warps: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("block_m", "block_n", "block_k", "push_m", "push_k"):
+            value = getattr(self, name)
+            if value < 16 or value & (value - 1):
+                raise UsageError(f"{name} must be a power of two of at least 16, got {value}")
+        if self.block_m not in (64, 128) or self.block_n > 256:
+            raise UsageError(f"block_m must be 64 or 128 and block_n at most 256, got {self.block_m} x {self.block_n}")
+        for outer, inner in (
+            ("chunk_m", "block_m"),
+            ("chunk_m", "push_m"),
+            ("chunk_k", "block_k"),
+            ("chunk_k", "push_k"),
+        ):
+            if getattr(self, outer) < 1 or getattr(self, outer) % getattr(self, inner):
+                raise UsageError(f"{outer} must be a multiple of {inner}, got {getattr(self, outer)}")
+        if self.split_k not in (1, 2):
+            raise UsageError(
+                f"split_k must be 1 or 2 (the sum of two halves does not depend on their order), got {self.split_k}"
+            )
+        if self.smem_bytes > SMEM_LIMIT_BYTES:
+            raise UsageError(
+                f"tiles need {self.smem_bytes} bytes of shared memory, {SMEM_LIMIT_BYTES} available; lower --block-*"
+            )
+
+    @property
+    def warps(self) -> int:
+        """Warps that multiply: four for each 64 rows of a tile."""
+        return self.block_m // 16
+
+    @property
+    def max_registers(self) -> int:
+        """Registers a thread at launch; four more warps load and push, and the compiler moves theirs to the others."""
+        return min(65536 // ((self.warps + 4) * 32) // 8 * 8, 240)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Bytes of shared memory: the ring of A and B tiles, and the two staging buffers of the epilogue."""
+        ring = self.stages * (self.block_m + self.block_n) * self.block_k * 2
+        return ring + min(self.epilogue_parts, 2) * self.block_m * self.block_n // self.epilogue_parts * 2 + 1024
+
+    @property
+    def units_per_chunk(self) -> int:
+        """Push units of one chunk; the last chunks count units beyond M or K too, so that all chunks have as many."""
+        return (self.chunk_m // self.push_m) * (self.chunk_k // self.push_k)
+
+    def chunks(self, problem: Problem) -> tuple[int, int]:
+        """Chunks of one shard, along M and along K."""
+        return cdiv(problem.m, self.chunk_m), cdiv(problem.k, self.chunk_k)
+
+    def tiles(self, problem: Problem) -> tuple[int, int]:
+        """Tiles of one rank's rows of C, along M and along N."""
+        return cdiv(problem.m, self.block_m), cdiv(problem.n, self.block_n)
+
+
+def work_item(
+    item: int, per_source: int, tiles_m: int, tiles_n: int, rank: int, world: int, split_k: int, group_m: int
+) -> tuple[int, int, int, int]:
+    """Work item ``item`` of ``world * per_source``: ``(source rank, tile row, tile column, part of K)``.
+
+    The own shard comes first, then the peers' in the order in which they arrive (rank + 1, rank + 2, ...). Within a
+    shard, rows go in groups of ``group_m``: all columns of a group, rows fastest, so that programs working at the same
+    time share tiles of A and B in L2. The same source runs in Python and, compiled, in the kernel. Rank 0 of two,
+    two rows, two columns, no split::
+
+        item     0 1 2 3   4 5 6 7
+        source   0 0 0 0   1 1 1 1
+        row      0 1 0 1   0 1 0 1
+        column   0 0 1 1   0 0 1 1
+    """
+    source = (rank + item // per_source) % world
+    rest = item % per_source
+    part = rest % split_k
+    tile = rest // split_k
+    group_tiles = group_m * tiles_n
+    first_row = tile // group_tiles * group_m
+    rows = min(tiles_m - first_row, group_m)
+    in_group = tile % group_tiles
+    return source, first_row + in_group % rows, in_group // rows, part
+
+
+def push_unit(
+    unit: int, chunks_k: int, units_per_chunk: int, chunk_m: int, chunk_k: int, push_m: int, push_k: int
+) -> tuple[int, int, int]:
+    """Push unit ``unit``: ``(chunk, first row, first column)`` in the shard. Chunks in the order of their flags.
+
+    The same source runs in Python and, compiled, in the kernel. ``chunks_k`` 2, chunks of 4 x 8, units of 2 x 8::
+
+        unit     0 1   2 3   4 5   6 7
+        chunk    0 0   1 1   2 2   3 3
+        row      0 2   0 2   4 6   4 6
+        column   0 0   8 8   0 0   8 8
+    """
+    chunk = unit // units_per_chunk
+    in_chunk = unit % units_per_chunk
+    units_k = chunk_k // push_k
+    row = chunk // chunks_k * chunk_m + in_chunk // units_k * push_m
+    col = chunk % chunks_k * chunk_k + in_chunk % units_k * push_k
+    return chunk, row, col
+
+
+# Ring stages and pieces of the epilogue that were fastest at each tile width (benchmarks/cuda-notes.md), 128 rows.
+DEPTH = {256: (3, 1), 128: (6, 2), 64: (6, 1)}
+MIN_WAVE = 0.9  # of the programs: a tile size must give this many tiles of the own shard, else a narrower one is taken
+SLICED_M = 512  # up to so many rows, arrival flags cover all rows of a slice of K; beyond, rows of the whole K
+SLICE_K = 512
+ROWS_K = 4096
+
+
+def choose(problem: Problem, programs: int = 132, **overrides: int) -> CudaConfig:
+    """The configuration for a problem on ``programs`` multiprocessors; ``overrides`` are fields of ``CudaConfig``.
+
+    The widest tile of which the own shard has about as many as there are programs: then nobody waits for the peers'
+    data in the first round of tiles. Where even the narrowest has fewer, half of the programs start with a peer's tile:
+    so its rows arrive in slices of K, of which the first is soon there.
+    """
+    block_m = overrides.get("block_m", 64 if problem.m <= 64 else 128)
+    rows = cdiv(problem.m, block_m)
+    wide = [n for n in DEPTH if rows * cdiv(problem.n, n) >= MIN_WAVE * programs]
+    block_n = overrides.get("block_n", wide[0] if wide else min(DEPTH))
+    stages, parts = DEPTH.get(block_n, (2, 1))
+    chosen = {"block_m": block_m, "block_n": block_n, "stages": stages, "epilogue_parts": parts}
+    if problem.m <= SLICED_M:
+        chosen |= {"chunk_m": rows * block_m, "chunk_k": SLICE_K}
+    else:
+        chosen |= {"chunk_m": block_m, "chunk_k": ROWS_K}
+    return CudaConfig(**chosen | overrides)

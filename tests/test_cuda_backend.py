@@ -1,0 +1,252 @@
+"""The cuda backend where no GPU is: what it says is missing, its tuning, its orders of work, a model of its protocol."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from agcli.backends.cuda import CudaBackend, block_overrides, visible_devices
+from agcli.backends.cuda_tuning import SMEM_LIMIT_BYTES, CudaConfig, choose, push_unit, work_item
+from agcli.errors import UsageError
+from agcli.problem import KernelConfig, Problem, cdiv
+
+SHAPES = [
+    (128, 4096, 4096),
+    (512, 4096, 4096),
+    (1024, 4096, 4096),
+    (1024, 5504, 4096),
+    (4096, 14336, 8192),
+    (1, 1, 1),
+    (64, 100, 70),
+    (1000, 999, 1001),
+    (513, 40, 9000),
+]
+
+
+# -- what is missing ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nodes", "restriction", "count"),
+    [
+        (8, None, 8),
+        (8, "0,3", 2),
+        (8, "", 0),
+        (8, "-1", 0),
+        (2, "0,5,1", 1),  # the list ends at the first device that does not exist
+        (2, "GPU-8932f937, GPU-2f0c", 2),
+        (0, "0", 0),
+    ],
+)
+def test_visible_devices_follow_cudas_rule(nodes: int, restriction: str | None, count: int) -> None:
+    assert visible_devices(nodes, restriction) == count
+
+
+def test_every_need_that_is_not_met_has_a_cure() -> None:
+    needs = CudaBackend().needs()
+    assert [need.name for need in needs] == ["NVIDIA driver", "devices", "torch for CUDA", "Triton with Gluon"]
+    assert all(need.cure for need in needs if not need.ok)
+
+
+def test_no_ascend_chip_limits_a_gpu() -> None:
+    assert CudaBackend().chip(None) is None
+
+
+def test_finish_without_start_does_nothing() -> None:
+    CudaBackend().finish()
+
+
+# -- tuning ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("world", [1, 2, 8])
+def test_choose_fits_shared_memory_and_covers_k_and_m(shape: tuple[int, int, int], world: int) -> None:
+    problem = Problem(*shape, world)
+    config = choose(problem)
+    assert config.smem_bytes <= SMEM_LIMIT_BYTES
+    rows, cols = config.chunks(problem)
+    assert rows * config.chunk_m >= problem.m
+    assert cols * config.chunk_k >= problem.k
+
+
+def test_choose_narrows_tiles_until_the_own_shard_fills_the_gpu() -> None:
+    assert [choose(Problem(m, 4096, 4096, 2)).block_n for m in (128, 512, 1024)] == [64, 128, 256]
+
+
+def test_overrides_win_over_the_tuning() -> None:
+    config = choose(Problem(1024, 4096, 4096, 2), block_n=128, stages=5, group_m=3)
+    assert (config.block_n, config.stages, config.group_m) == (128, 5, 3)
+
+
+def test_blocks_of_the_command_line_become_overrides() -> None:
+    assert block_overrides(KernelConfig()) == {}
+    assert block_overrides(KernelConfig(block_n=128, block_k=64)) == {"block_n": 128, "block_k": 64}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"block_m": 256}, "block_m must be 64 or 128"),
+        ({"block_n": 96}, "block_n must be a power of two"),
+        ({"block_k": 256}, "bytes of shared memory"),
+        ({"split_k": 3}, "split_k must be 1 or 2"),
+        ({"chunk_k": 100}, "chunk_k must be a multiple of"),
+    ],
+)
+def test_what_cannot_run_is_refused(overrides: dict[str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        choose(Problem(1024, 4096, 4096, 2), **overrides)
+
+
+# -- orders of work ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tiles_m", "tiles_n"), [(1, 1), (3, 5), (8, 2), (9, 4), (17, 3)])
+@pytest.mark.parametrize(("world", "split_k", "group_m"), [(1, 1, 8), (2, 1, 8), (3, 2, 4), (2, 2, 1)])
+def test_every_tile_and_part_comes_once_own_shard_first(
+    tiles_m: int, tiles_n: int, world: int, split_k: int, group_m: int
+) -> None:
+    per_source = tiles_m * tiles_n * split_k
+    for rank in range(world):
+        items = [
+            work_item(i, per_source, tiles_m, tiles_n, rank, world, split_k, group_m) for i in range(world * per_source)
+        ]
+        want = itertools.product(range(world), range(tiles_m), range(tiles_n), range(split_k))
+        assert sorted(items) == sorted(want)
+        sources = [source for source, *_ in items[::per_source]]
+        assert sources == [(rank + hop) % world for hop in range(world)]
+
+
+def test_work_item_as_its_docstring_shows() -> None:
+    items = [work_item(i, 4, 2, 2, 0, 2, 1, 8) for i in range(8)]
+    assert [source for source, *_ in items] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [row for _, row, *_ in items] == [0, 1, 0, 1, 0, 1, 0, 1]
+    assert [col for *_, col, _ in items] == [0, 0, 1, 1, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_units_cover_a_shard_once_chunk_by_chunk(shape: tuple[int, int, int]) -> None:
+    problem = Problem(*shape, 2)
+    config = choose(problem)
+    chunks_m, chunks_k = config.chunks(problem)
+    corners = set()
+    for unit in range(chunks_m * chunks_k * config.units_per_chunk):
+        chunk, row, col = push_unit(
+            unit, chunks_k, config.units_per_chunk, config.chunk_m, config.chunk_k, config.push_m, config.push_k
+        )
+        assert chunk == unit // config.units_per_chunk
+        # The flag that a tile's step waits for is that of the chunk which its elements are in.
+        assert chunk == row // config.chunk_m * chunks_k + col // config.chunk_k
+        corners.add((row, col))
+    rows = range(0, chunks_m * config.chunk_m, config.push_m)
+    cols = range(0, chunks_k * config.chunk_k, config.push_k)
+    assert corners == set(itertools.product(rows, cols))
+
+
+def test_push_unit_as_its_docstring_shows() -> None:
+    units = [push_unit(i, 2, 2, 4, 8, 2, 8) for i in range(8)]
+    assert units == [(0, 0, 0), (0, 2, 0), (1, 0, 8), (1, 2, 8), (2, 4, 0), (2, 6, 0), (3, 4, 8), (3, 6, 8)]
+
+
+# -- the protocol ------------------------------------------------------------------------------------------------
+
+
+class StaleError(AssertionError):
+    """A rank multiplied what was not, or no longer, its peer's shard of that call."""
+
+
+@dataclass
+class Rank:
+    """A rank of the model: programs that each push, then wait for a chunk of each peer and read it, in two steps."""
+
+    index: int
+    call: int = 1
+    programs: list[list[tuple[str, int, int]]] = field(default_factory=list)
+
+
+@dataclass
+class Model:
+    """Ranks with slots and flags; ``slots`` and ``early`` (how much below its target a flag may be) plant faults."""
+
+    world: int = 2
+    chunks: int = 2
+    units: int = 2
+    calls: int = 4
+    slots: int = 2
+    early: int = 0
+
+    def run(self, choice: random.Random) -> None:
+        """One random interleaving of all steps of all programs of all ranks."""
+        self.memory = {}  # (rank, slot, source, chunk, unit): the call whose data is there
+        self.flags = dict.fromkeys(itertools.product(range(self.world), range(self.world), range(self.chunks)), 0)
+        self.ranks = [Rank(i) for i in range(self.world)]
+        for rank in self.ranks:
+            self._launch(rank)
+        while pending := [(r, p) for r in self.ranks for p in r.programs if p and self._ready(r, p[0])]:
+            rank, program = choice.choice(pending)
+            self._step(rank, program.pop(0))
+            if not any(rank.programs):
+                rank.call += 1
+                if rank.call <= self.calls:
+                    self._launch(rank)
+        assert all(rank.call > self.calls for rank in self.ranks), "a wait never ended"
+
+    def _launch(self, rank: Rank) -> None:
+        """As many programs as there are chunks; each pushes a share of the units, beside the one that multiplies."""
+        peers = [p for p in range(self.world) if p != rank.index]
+        units = list(itertools.product(range(self.chunks), range(self.units)))
+        rank.programs = [
+            [step for chunk, unit in units[i :: self.chunks] for step in self._pushes(peers, chunk, unit)]
+            for i in range(self.chunks)
+        ]
+        rank.programs += [
+            [(step, p, chunk) for p in peers for step in ("wait", "read", "read")] for chunk in range(self.chunks)
+        ]
+
+    def _pushes(self, peers: list[int], chunk: int, unit: int) -> list[tuple[str, int, int]]:
+        place = chunk * self.units + unit
+        return [("push", p, place) for p in peers] + [("count", p, place) for p in peers]
+
+    def _ready(self, rank: Rank, step: tuple[str, int, int]) -> bool:
+        name, peer, chunk = step
+        return name != "wait" or self.flags[rank.index, peer, chunk] >= rank.call * self.units - self.early
+
+    def _step(self, rank: Rank, step: tuple[str, int, int]) -> None:
+        name, peer, place = step
+        slot = rank.call % self.slots
+        if name == "push":
+            chunk, unit = divmod(place, self.units)
+            self.memory[peer, slot, rank.index, chunk, unit] = rank.call
+        elif name == "count":
+            self.flags[peer, rank.index, place // self.units] += 1
+        elif name == "read":
+            found = [self.memory.get((rank.index, slot, peer, place, unit)) for unit in range(self.units)]
+            if found != [rank.call] * self.units:
+                raise StaleError(f"call {rank.call} read {found}")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("seed", range(100))
+def test_no_interleaving_reads_stale_data_or_waits_for_ever(world: int, seed: int) -> None:
+    Model(world=world).run(random.Random(seed))
+
+
+@pytest.mark.parametrize("fault", [{"slots": 1}, {"early": 1}], ids=["one slot", "a flag trusted too early"])
+def test_the_model_finds_planted_faults(fault: dict[str, int]) -> None:
+    def found(seed: int) -> bool:
+        try:
+            Model(**fault).run(random.Random(seed))
+        except StaleError:
+            return True
+        return False
+
+    assert any(found(seed) for seed in range(200))
+
+
+def test_as_many_units_in_every_chunk() -> None:
+    config = CudaConfig(chunk_m=128, chunk_k=512, push_m=16, push_k=256)
+    assert config.units_per_chunk == cdiv(128, 16) * cdiv(512, 256)
