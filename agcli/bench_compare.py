@@ -129,7 +129,7 @@ def print_comparison(comparison: Comparison, stream: TextIO) -> None:
         [c.new.shape, c.new.dtype, c.new.impl, number(c.old.median_ms), number(c.new.median_ms), _ratio(c), _verdict(c)]
         for c in comparison.changes
     ]
-    render_table(COLUMNS, rows, f"against the earlier report, {comparison.allowed:.1%} slower allowed", stream)
+    render_table(COLUMNS, rows, f"against the earlier report, {comparison.allowed * 100:g}% slower allowed", stream)
     slow = sum(change.too_slow for change in comparison.changes)
     parts = [f"{slow} of {len(rows)} rows slower than allowed"]
     parts += [
