@@ -107,7 +107,7 @@ JOB = """
 import os, sys, torch, torch_npu, shmem, torch.distributed as dist
 from agcli import AllGatherGemm
 rank = int(os.environ["RANK"])
-torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
+torch.npu.set_device(0 if "ONE_NPU" in os.environ else int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("hccl")
 if sys.argv[1] == "initialised":
     shmem.set_conf_store_tls(False, "")
@@ -201,9 +201,18 @@ def test_variables_that_hang_the_kernel_are_refused(tmp_path: Path) -> None:
 def test_ranks_in_both_meshes_of_a_server_are_refused(tmp_path: Path) -> None:
     world = NpuWorld(tmp_path, npus=16)
     text = failed(world.cli(*VERIFY, "--world", "2", "--devices", "7,8"))
-    assert "use NPUs of both meshes" in text
-    text = failed(NpuWorld(tmp_path / "listed", npus=2).cli(*VERIFY, "--world", "2", "--devices", "0,5"))
-    assert "wanted" in text
+    assert "use NPUs of both its meshes" in text
+
+
+def test_two_ranks_on_one_npu_are_refused(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    ran = NpuWorld(tmp_path, npus=1).run(
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), "untouched"),
+        ONE_NPU="1",
+    )
+    assert ran.returncode != 0
+    assert "ranks 0 and 1 use the same NPU 0" in ran.stderr
 
 
 # -- sizes and codes, without ranks ----------------------------------------------------------------------------------

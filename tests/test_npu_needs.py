@@ -79,6 +79,14 @@ def test_visible_devices_follow_the_variable(
     ).found
 
 
+def test_a_container_that_shows_some_npus_counts_them_from_0(devices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        (devices / f"davinci{number}").unlink()
+    assert npu_needs.visible_devices() == (4, 5, 6, 7)
+    monkeypatch.setenv(npu_needs.VISIBLE, "1,3,4")
+    assert npu_needs.visible_devices() == (5, 7)
+
+
 def test_without_nodes_there_is_no_npu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(npu_needs, "DEVICE_FOLDER", tmp_path)
     assert not need("devices").ok

@@ -12,6 +12,7 @@ import importlib
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,6 @@ class NpuBackend:
         self._index = 0
         self._memory: SymmetricMemory | None = None
         self._open_engines = 0
-        self._environment: dict[str, str | None] = {}
 
     # -- asked by the parent -------------------------------------------------------------------------------------
     def needs(self) -> list[Need]:
@@ -97,11 +97,10 @@ class NpuBackend:
         npu.set_device(self._index)  # before anything else: both HCCL and ACLSHMEM ask for the current device
         self._ctx = ctx
         self._group = getattr(ctx, "group", None)
-        least, most = CONNECT_RANGE_S
-        self._set_default(CONNECT_VARIABLE, str(min(max(int(ctx.timeout_s), least), most)))
         ctx.phase("joining the HCCL group", waiting=True)
-        ctx.init_process_group("hccl")
-        self._check_mesh(ctx)
+        with _patience(ctx.timeout_s):
+            ctx.init_process_group("hccl")
+            self._check_devices(ctx)
 
     def device(self) -> torch.device:
         """The NPU of this rank."""
@@ -198,18 +197,15 @@ class NpuBackend:
         ctx, self._ctx = self._ctx, None
         failed, self._open_engines = self._open_engines > 0, 0
         memory, self._memory = self._memory, None
-        try:
-            if failed:
-                ending = threading.Thread(target=_end_quietly, args=(memory, ctx), daemon=True)
-                ending.start()
-                ending.join(FAILED_END_S)
-            else:
-                fault = memory.end() if memory is not None else None
-                ctx.close()
-                if fault is not None:
-                    raise fault
-        finally:
-            self._restore_environment()
+        if failed:
+            ending = threading.Thread(target=_end_quietly, args=(memory, ctx), daemon=True)
+            ending.start()
+            ending.join(FAILED_END_S)
+        else:
+            fault = memory.end() if memory is not None else None
+            ctx.close()
+            if fault is not None:
+                raise fault
 
     # -- parts ---------------------------------------------------------------------------------------------------
     def _started(self) -> RankContext:
@@ -235,30 +231,47 @@ class NpuBackend:
         devices = visible_devices()
         return devices[self._index] if self._index < len(devices) else self._index
 
-    def _check_mesh(self, ctx: RankContext) -> None:
-        """On a 910B server with two meshes, refuse ranks in both: MTE does not reach across, and fails late."""
+    def _check_devices(self, ctx: RankContext) -> None:
+        """Refuse two ranks on one NPU, and on a 910B server ranks in both meshes, across which MTE fails late."""
         from agcli.agreement import gather_notes
 
-        chip = self.chip(None)
-        number = self._driver_number() if chip is not None and chip.name.startswith("Ascend910B") else 0
         ctx.phase("comparing devices", waiting=True)
-        notes = gather_notes(f"{socket.gethostname()} {number // MESH}", self._group)
-        for host in {note.split()[0] for note in notes}:
-            if len({note for note in notes if note.split()[0] == host}) > 1:
+        chip = self.chip(None)
+        meshes = chip is not None and chip.name.startswith("Ascend910B")
+        notes = gather_notes(f"{_host()} {self._driver_number()}", self._group)
+        places = [(host, int(number)) for host, number in (note.split() for note in notes)]
+        for rank, place in enumerate(places):
+            if places.index(place) != rank:
                 raise EnvironmentFault(
-                    f"ranks on {host} use NPUs of both meshes (0 to 7 and 8 to 15), which cannot reach each other's "
-                    "memory; choose devices of one, with --devices or ASCEND_RT_VISIBLE_DEVICES"
+                    f"ranks {places.index(place)} and {rank} use the same NPU {place[1]}, each needs its own: "
+                    "check LOCAL_RANK and ASCEND_RT_VISIBLE_DEVICES"
+                )
+        for host in dict(places) if meshes else ():
+            if len({number // MESH for where, number in places if where == host}) > 1:
+                raise EnvironmentFault(
+                    "ranks of one host use NPUs of both its meshes (0 to 7 and 8 to 15), which cannot reach each "
+                    "other's memory; choose devices of one, with --devices or ASCEND_RT_VISIBLE_DEVICES"
                 )
 
-    def _set_default(self, variable: str, value: str) -> None:
-        if variable not in os.environ:
-            self._environment[variable] = None
-            os.environ[variable] = value
 
-    def _restore_environment(self) -> None:
-        for variable in self._environment:
-            os.environ.pop(variable, None)
-        self._environment.clear()
+def _host() -> str:
+    """What is equal for processes of one host only, containers or not."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.is_file() else socket.gethostname()
+
+
+@contextlib.contextmanager
+def _patience(timeout_s: float) -> Iterator[None]:
+    """Within, HCCL waits that long for late ranks, unless the caller's environment says how long."""
+    if CONNECT_VARIABLE in os.environ:
+        yield
+        return
+    least, most = CONNECT_RANGE_S
+    os.environ[CONNECT_VARIABLE] = str(min(max(int(timeout_s), least), most))
+    try:
+        yield
+    finally:
+        del os.environ[CONNECT_VARIABLE]
 
 
 def _import_torch_npu() -> Any:

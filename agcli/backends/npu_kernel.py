@@ -40,8 +40,12 @@ class KernelLauncher:
         ``disable_auto_inject_block_sync`` keeps the compiler from making each copy wait for the multiplication before
         it, which would undo the overlap; ``barrier_all`` alone orders the two.
         """
+        options = {"disable_auto_inject_block_sync": True, "multibuffer": self._multibuffer}
         with own_cache(self._cache):
-            self._kernel[(self._grid,)](**arguments, disable_auto_inject_block_sync=True, multibuffer=self._multibuffer)
+            try:
+                self._kernel[(self._grid,)](**arguments, **options)
+            except KeyError as error:  # Triton's way to refuse an option
+                raise EnvironmentFault(f"this triton-ascend does not know what the kernel needs: {error}") from error
 
 
 def bind_primitives(transport: str) -> None:

@@ -48,16 +48,19 @@ def all_needs() -> list[Need]:
 
 
 def visible_devices() -> tuple[int, ...]:
-    """Driver numbers of the NPUs that a new process sees, in the order in which it counts them from 0."""
-    present = len(_nodes())
+    """Driver numbers of the NPUs that a new process sees, in the order in which it counts them from 0.
+
+    A container may show some only, such as davinci4 to davinci7, which it counts from 0 too.
+    """
+    present = _driver_numbers()
     listed = os.environ.get(VISIBLE)
     if listed is None:
-        return tuple(range(present))
+        return tuple(present)
     devices: list[int] = []
     for entry in listed.split(","):
-        if not entry.isdigit() or int(entry) >= present or (devices and int(entry) <= devices[-1]):
+        if not entry.isdigit() or int(entry) >= len(present) or (devices and present[int(entry)] <= devices[-1]):
             break  # the list must ascend without blanks, and ends at the first device that is none
-        devices.append(int(entry))
+        devices.append(present[int(entry)])
     return tuple(devices)
 
 
@@ -100,8 +103,9 @@ def _examined(name: str, examine: Callable[[], tuple[bool, str, str]]) -> Need:
         return Need(name, False, f"could not be examined: {type(error).__name__}: {error}", "see docs/npu.md")
 
 
-def _nodes() -> list[Path]:
-    return [path for path in DEVICE_FOLDER.glob("davinci*") if re.fullmatch(r"davinci\d+", path.name)]
+def _driver_numbers() -> list[int]:
+    nodes = (re.fullmatch(r"davinci(\d+)", path.name) for path in DEVICE_FOLDER.glob("davinci*"))
+    return sorted(int(node[1]) for node in nodes if node)
 
 
 def _driver() -> tuple[bool, str, str]:
@@ -112,7 +116,7 @@ def _driver() -> tuple[bool, str, str]:
 
 
 def _devices() -> tuple[bool, str, str]:
-    present, visible = len(_nodes()), len(visible_devices())
+    present, visible = len(_driver_numbers()), len(visible_devices())
     listed = os.environ.get(VISIBLE)
     found = f"{visible} visible" + (f" of {present}, {VISIBLE}={listed}" if listed is not None else "")
     if present == 0:
