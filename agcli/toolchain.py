@@ -28,7 +28,7 @@ from agcli.errors import EnvironmentFault
 TRITON_ASCEND, ASCENDNPU_IR = "3.2.0", "1.2.0"
 # triton-ascend declares no dependencies; it needs pybind11 to be imported.
 REQUIREMENTS = (f"triton-ascend=={TRITON_ASCEND}", f"ascendnpu-ir=={ASCENDNPU_IR}", "pybind11>=2.13,<4")
-PYTHONS = ((3, 11), (3, 10), (3, 9))  # triton-ascend 3.2.0 has wheels for these
+PYTHONS = ((3, 11), (3, 10))  # triton-ascend 3.2.0 has wheels for 3.9 to 3.11, ascendnpu-ir 1.2.0 wants 3.10 or newer
 DIR_VARIABLE = "AGCLI_TOOLCHAIN_DIR"
 DRIVER = Path(__file__).parent / "compiler" / "driver.py"
 _MANIFEST = "toolchain.json"
@@ -135,17 +135,17 @@ def remove() -> bool:
 
 
 def find_python() -> str:
-    """A Python that triton-ascend has wheels for: this one if it fits, else from PATH. Raises EnvironmentFault."""
+    """A Python that both packages accept: this one if it fits, else one from PATH. Raises EnvironmentFault."""
     if sys.version_info[:2] in PYTHONS and _fits(sys.executable):
         return sys.executable
     for major, minor in PYTHONS:
         candidate = shutil.which(f"python{major}.{minor}")
         if candidate and _fits(candidate):
             return candidate
-    wanted = ", ".join(f"{major}.{minor}" for major, minor in PYTHONS)
+    wanted = " or ".join(f"{major}.{minor}" for major, minor in PYTHONS)
     raise EnvironmentFault(
-        f"triton-ascend {TRITON_ASCEND} needs Python {wanted} with venv, and this is {platform.python_version()}; "
-        "none of them is on PATH: install one (on Debian, with its python3.N-venv package)"
+        f"the Ascend compilers need Python {wanted} with venv, and this is {platform.python_version()}; none of them "
+        "is on PATH: install one (on Debian, with its python3.N-venv package)"
     )
 
 

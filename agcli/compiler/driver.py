@@ -1,4 +1,4 @@
-"""Kernel to Triton IR to Linalg, run as a script by the toolchain's Python: no torch, no typer, Python 3.9.
+"""Kernel to Triton IR to Linalg, run as a script by the toolchain's Python: no torch, no typer.
 
 Reads a JSON request on stdin and answers with one line of JSON on stdout. It imports ``agcli`` alone from the caller's
 installation, since the rest of that environment may hold another triton::

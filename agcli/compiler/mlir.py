@@ -3,7 +3,7 @@
 Grammar: MLIR language reference, "Operations" and "Top level Productions". An op is
 ``%r:2 = "dialect.name"(%a, %b)[^succ] <{properties}> ({regions}) {attributes} : (types) -> types loc(...)``.
 Everything keeps its place in the text, so that a rewriter edits the text where it understood it and nowhere else.
-The module is plain Python 3.9: it also runs in the toolchain's environment.
+The module imports nothing of the package's other parts: it also runs in the toolchain's environment.
 """
 
 from __future__ import annotations

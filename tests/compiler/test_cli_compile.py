@@ -1,0 +1,135 @@
+"""The commands: exit statuses, streams and documents."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from agcli import cli_compile, main
+from agcli import toolchain as toolchains
+from agcli.toolchain import Toolchain
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _commands() -> None:
+    """Registers the commands where the program does not do so itself."""
+    if not any(command.name == "compile" for command in main.app.registered_commands):
+        main.register(cli_compile.compile_, "compile")
+        group = typer.Typer(name="toolchain", no_args_is_help=True)
+        for command in (cli_compile.install, cli_compile.status, cli_compile.remove):
+            group.command()(main._guarded(command))
+        main.app.add_typer(group)
+
+
+def run(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main.main([*arguments])
+    return status, *capfd.readouterr()
+
+
+def test_the_defaults_fit_and_overlap(toolchain: Toolchain, capfd: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capfd, "compile", "--soc", "Ascend910B3")
+    assert (status, err) == (0, "")
+    assert "L1           384     512  double" in out
+    assert "L0C          128     128  single" in out
+    assert "overlap: kept" in out
+    assert out.endswith("\nfits\n")
+
+
+def test_ascend_950_says_that_the_barrier_was_stood_in_for(
+    toolchain: Toolchain, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = run(capfd, "compile", "--soc", "ascend950pr_9579")
+    assert status == 0
+    assert "stands in: barrier_all: a barrier of the core's own pipes stood in" in out
+
+
+def test_an_overflow_is_status_1_with_a_suggestion(toolchain: Toolchain, capfd: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capfd, "compile", "--block-m", "256", "--block-n", "256", "--block-k", "256")
+    assert status == 1
+    assert "memory: L0C of Ascend910B3 is too small: 262144 bytes needed, 131072 available" in out
+    assert "fits instead: --block-n 128\n" in out
+
+
+def test_waits_left_in_are_status_1(toolchain: Toolchain, capfd: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capfd, "compile", "--transport", "putmem", "--auto-block-sync")
+    assert status == 1
+    assert "overlap: hivm.mlir:" in out
+    assert out.endswith("\nFAULT\n")
+
+
+def test_json_on_stdout_sends_the_text_to_stderr(toolchain: Toolchain, capfd: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capfd, "compile", "--json", "-", "--dtype", "bf16")
+    document = json.loads(out)
+    assert status == 0
+    assert document["schema"] == "ag-gemm-compile/1"
+    assert document["report"]["fits"] is True
+    assert document["report"]["config"]["transport"] == "store"
+    assert document["report"]["module"]["memories"][0]["used"] == 384 * 1024
+    assert err.endswith("fits\n")
+
+
+def test_a_sweep_is_a_table_and_a_document(
+    toolchain: Toolchain, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "sweep.json"
+    chips = ("--soc", "Ascend910B3", "--soc", "Ascend910_9392")
+    status, out, _ = run(capfd, "compile", "--sweep", "--over", "block-k=256,512", *chips, "--json", str(path))
+    assert status == 0
+    assert out.endswith("4 of 4 fit; the product's own formulas disagree on 0\n")
+    reports = json.loads(path.read_text())["reports"]
+    assert [(report["soc"], report["config"]["block_k"]) for report in reports] == [
+        ("Ascend910B3", 256), ("Ascend910B3", 512), ("Ascend910_9392", 256), ("Ascend910_9392", 512),
+    ]  # fmt: skip
+    assert all(report["formulas_agree"] for report in reports)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--soc", "Ascend999"], "unknown chip 'Ascend999'"),
+        (["--block-m", "100"], "block_m must be a positive multiple of 16"),
+        (["--kernel", "nothing.py:kernel"], "there is no file nothing.py"),
+        (["--soc", "Ascend910B1", "--soc", "Ascend910B2"], "by a sweep only"),
+        (["--sweep", "--save", "x"], "a sweep keeps no stages"),
+        (["--over", "colour=3"], "a sweep axis is NAME=INT"),
+        (["--over", "block-k="], "a sweep axis is NAME=INT"),
+        (["--json", "/no/such/folder/x.json"], "there is no directory"),
+    ],
+)
+def test_wrong_usage_is_status_2(arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capfd, "compile", *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+
+
+def test_without_compilers_both_commands_say_how_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(toolchains.DIR_VARIABLE, str(tmp_path / "nothing"))
+    monkeypatch.setattr(toolchains, "_installed", lambda: None)
+    for command in (["compile"], ["toolchain", "status"]):
+        status, out, err = run(capfd, *command)
+        assert (status, out) == (3, "")
+        assert "run 'ag-gemm toolchain install'" in err
+    assert run(capfd, "toolchain", "remove")[0] == 0
+
+
+def test_toolchain_status_and_a_second_install(toolchain: Toolchain, capfd: pytest.CaptureFixture[str]) -> None:
+    for command in ("status", "install"):
+        status, out, _ = run(capfd, "toolchain", command)
+        assert status == 0
+        assert f"triton-ascend: {toolchains.TRITON_ASCEND}, " in out
+
+
+def test_help_loads_neither_torch_nor_a_compiler() -> None:
+    code = (
+        "import sys; from agcli import cli_compile, main; main.register(cli_compile.compile_, 'compile'); "
+        "main.main(['compile', '--help']); "
+        "sys.exit(str([m for m in ('torch', 'triton', 'agcli.compiler.compile') if m in sys.modules]) != '[]')"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
