@@ -114,7 +114,9 @@ def load_kernel(file: str, name: str) -> Any:
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{place.filename}:{place.lineno}"
-            raise DriverError("import", f"{type(error).__name__}: {error}", where) from error
+            missing = isinstance(error, ModuleNotFoundError)
+            hint = " (the compilers' environment has triton and agcli.kernels only: keep host code elsewhere)" * missing
+            raise DriverError("import", f"{type(error).__name__}: {error}{hint}", where) from error
     kernel = getattr(module, name, None)
     if not hasattr(kernel, "arg_names"):
         raise DriverError("import", f"{os.path.basename(file)} has no @triton.jit function called '{name}'")
