@@ -13,6 +13,7 @@ from agcli import AllGatherGemm
 from agcli.errors import UsageError
 from agcli.launch import Job, launch
 from agcli.operands import check_operands, strides_of
+from agcli.operator import JobContext
 from agcli.problem import KernelConfig, Plan, Problem
 from agcli.slotted import SlottedEngine, kernel_arguments
 
@@ -95,6 +96,20 @@ def test_ranks_that_were_given_different_arguments_all_say_so() -> None:
 
 def test_the_ranks_may_be_a_part_of_the_job() -> None:
     assert on_ranks("subgroup", world=3) == [[2, True], None, [2, True]]
+
+
+def test_a_ranks_place_is_its_jobs_with_global_and_local_rank_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 20."""
+    for name, value in {"RANK": 5, "LOCAL_RANK": 1, "WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: 5)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 8)
+    monkeypatch.setattr("agcli.operator.from_first", lambda note, group: note)
+    ctx = JobContext(None, 60.0)
+    assert (ctx.rank, ctx.world, ctx.local_rank, ctx.local_world, ctx.device) == (5, 8, 1, 4, 1)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert not ctx.init_process_group("hccl")  # there is one
+    ctx.close()  # and it stays
 
 
 def test_without_a_job_it_says_how_to_get_one() -> None:
