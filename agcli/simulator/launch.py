@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,12 +15,20 @@ from agcli.simulator.scheduler import Scheduler, Task
 from agcli.simulator.split import SplitKernel
 
 
-def tasks_of(kernel: SplitKernel, machine: Machine, arguments: Mapping[str, Any]) -> list[Task]:
+T = TypeVar("T", bound=Task)
+
+
+def tasks_of(
+    kernel: SplitKernel,
+    machine: Machine,
+    arguments: Mapping[str, Any],
+    make: Callable[[Machine, int, str, Callable[[], Any]], T] = Task,  # type: ignore[assignment]
+) -> list[T]:
     """The tasks of one launch on one rank: for each core its cube and its vectors, each with its part of the kernel."""
     tasks = []
     for core in range(machine.cores):
         for unit in machine.units:
-            tasks.append(Task(machine, core, unit, _call(kernel.part(_part_of(kernel, unit)), arguments)))
+            tasks.append(make(machine, core, unit, _call(kernel.part(_part_of(kernel, unit)), arguments)))
     return tasks
 
 

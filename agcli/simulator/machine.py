@@ -113,6 +113,9 @@ class Machine:
     def on_wait(self, buffer: Buffer, region: Region, holds: Callable[[int], bool], condition: str) -> None:
         """Called when a task's wait for a signal word has ended; ``holds`` is what it waited for."""
 
+    def on_transfer(self, dest: Buffer, target: Region, source: Buffer, origin: Region) -> None:
+        """Called before a transfer writes to ``target`` what it has read from ``origin``."""
+
     def start_transfer(self, transfer: Callable[[], None]) -> None:
         """A task starts a transfer that need not be complete before ``complete_transfers``."""
         transfer()

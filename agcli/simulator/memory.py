@@ -151,7 +151,7 @@ class Buffer:
             self.written.as_strided(region.sizes, region.strides, region.offset).fill_(launch_mark)
 
     def _check_written(self, region: Region) -> None:
-        """All must be of this launch, but for words of 32 and 64 bits: flags and counters, which the host clears once."""
+        """All must be of this launch, but for 32 and 64-bit words: flags and counters, which the host clears once."""
         assert self.written is not None
         if not self.dtype.is_float and self.dtype.itemsize >= 4:
             return

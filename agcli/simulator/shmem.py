@@ -77,8 +77,10 @@ def _transfer(dest: Pointer, source: Pointer, nbytes: Any, what: str) -> None:
     if count < 0 or rest:
         raise context.fault(f"{what} of {as_int(nbytes)} bytes: not a number of {itemsize}-byte elements")
     if count:
-        values = source.buffer.read(Region(source.offset, (count,), (1,)))
-        dest.buffer.write(Region(dest.offset, (count,), (1,)), values)
+        origin, target = (Region(end.offset, (count,), (1,)) for end in (source, dest))
+        values = source.buffer.read(origin)
+        context.current().machine.on_transfer(dest.buffer, target, source.buffer, origin)
+        dest.buffer.write(target, values)
 
 
 @kind("vector")
