@@ -116,7 +116,7 @@ def _sweep_cells(row: SweepRow) -> list[str]:
     needs = {overflow.memory: overflow.needed for overflow in report.overflows}
     sizes = [uses[m].used if m in uses else needs.get(m) for m in ("L1", "L0C", "UB")]
     too_small = ", ".join(needs)
-    result = "fits" if report.fits else f"{too_small} overflows" if too_small else report.faults[0].message
+    result = "fits" if report.fits else f"{too_small} overflows" if too_small else f"{report.faults[0].kind} fault"
     buffers = ("double" if uses["L1"].doubled else "single") if uses else "-"
     return [
         report.soc,

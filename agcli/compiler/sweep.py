@@ -57,6 +57,11 @@ class SweepRow:
             return found.items() <= expected.items()
         return self.report.fits and not expected and planned(self.report) == expected_plan(self.request)
 
+    @property
+    def only_too_large(self) -> bool:
+        """Whether it fits or has nothing wrong but its size."""
+        return all(fault.kind == "memory" for fault in self.report.faults)
+
 
 def planned(report: CompileReport) -> dict[str, int]:
     """Bytes by memory, as the compiler planned them."""
