@@ -61,6 +61,8 @@ def test_ascend_950_puts_through_udma_chosen_at_init(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert [call["engine"] for call in world.calls("aclshmem_init")] == ["UDMA", "UDMA"]
     assert world.calls("aclshmem_init_using_unique_id") == []
+    for launch in world.calls("launch"):  # without the second option the first is a race on this chip
+        assert (launch["options"]["disable_auto_inject_block_sync"], launch["options"]["mix_mode"]) == (True, "aic")
 
 
 def test_releases_that_spell_the_last_call_wrongly_are_finalized_too(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agcli.chips import has_udma
 from agcli.errors import EnvironmentFault
 from agcli.problem import Plan
 
@@ -32,18 +33,20 @@ class KernelLauncher:
         self._kernel: Any = kernel_allgather_gemm
         self._grid = grid
         self._cache = cache
-        self._multibuffer = plan.multibuffer
+        self._options: dict[str, Any] = {"disable_auto_inject_block_sync": True, "multibuffer": plan.multibuffer}
+        if plan.chip is not None and has_udma(plan.chip):
+            self._options["mix_mode"] = "aic"
 
     def __call__(self, arguments: dict[str, Any]) -> None:
         """Queue the kernel with ``arguments``, named like its parameters.
 
         ``disable_auto_inject_block_sync`` keeps the compiler from making each copy wait for the multiplication before
-        it, which would undo the overlap; ``barrier_all`` alone orders the two.
+        it, which would undo the overlap; ``barrier_all`` alone orders the two. On Ascend 950 that is right only where
+        the cube cores themselves convert and store C, which ``mix_mode="aic"`` asks for (docs/compile.md).
         """
-        options = {"disable_auto_inject_block_sync": True, "multibuffer": self._multibuffer}
         with own_cache(self._cache):
             try:
-                self._kernel[(self._grid,)](**arguments, **options)
+                self._kernel[(self._grid,)](**arguments, **self._options)
             except KeyError as error:  # Triton's way to refuse an option
                 raise EnvironmentFault(f"this triton-ascend does not know what the kernel needs: {error}") from error
 

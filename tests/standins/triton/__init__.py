@@ -28,6 +28,7 @@ NPU_OPTIONS = {
     "sync_solver",
     "unit_flag",
     "debug",
+    "mix_mode",
 }
 
 
