@@ -12,26 +12,28 @@ import functools
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from agcli import bench_rows
-from agcli.agreement import from_first, gather_notes, group_device
+from agcli.agreement import from_first, gather_notes
 from agcli.backends import get_backend
 from agcli.backends.base import Backend, Engine, EngineOptions
 from agcli.bench_hooks import BenchHooks, HostTimer, hooks_of
+from agcli.bench_inputs import input_sets, slowest
 from agcli.bench_parts import PARTS, Call, Implementation, InputSet, complaint, of_set, replay
 from agcli.bench_plan import BenchPlan
-from agcli.bench_rows import ABSENT, FAILED, GRAPH, TIMED, Row
+from agcli.bench_rows import ABSENT, FAILED, GRAPH, TIMED, TUNED, Row
 from agcli.errors import AgGemmError
-from agcli.inputs import make_inputs
 from agcli.outcome import rank_names
-from agcli.problem import Plan, Problem, cdiv
+from agcli.problem import Plan, Problem
 from agcli.reference import gather
+from agcli.tuned import agreed
 
 if TYPE_CHECKING:
     from agcli.rank import RankContext, Reporter
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
 BLOCK = 5  # calls of one implementation before the next one has its turn
 MIN_ITERATIONS, MAX_ITERATIONS = 3, 200
 HOST_CALLS = 20  # of the loop that a Python program would write
-MAX_SETS = 256  # sets of inputs; fewer do where a set is large or memory small
-MEMORY_SHARE = 0.25  # of a device's free memory that inputs of all its ranks may take
 CHECK_UNITS, CASE_UNITS = 200, 1000  # of progress: what warming up and one whole problem count
 
 
@@ -128,14 +128,14 @@ class _Case:
         self._unit, self._units_per_call = float(self._first_unit), 0.0
         self._meeting = torch.zeros(1, device=backend.device())
         self._rows: dict[str, Row] = {}
-        self._caches = "warm"
         self._engines: list[Engine] = []
         self.launches: Counter[str] = Counter()
 
     def rows(self) -> list[Row]:
         """A row for each implementation, the same on every rank."""
         implementations = self._implementations()
-        self._sets = self._input_sets()
+        self._phase("making inputs")
+        self._sets, self._caches = input_sets(self._ctx, self._backend, self._problem, self._plan.seed, self._plan.warm)
         self._turn: Iterator[InputSet] = itertools.cycle(self._sets)
         good = self._checked(implementations)
         if self._plan.graph:
@@ -159,6 +159,8 @@ class _Case:
                     if isinstance(plan, Plan):
                         found.append(Implementation(fused, self._fused(plan)))
                     self._set(fused, ABSENT, plan if isinstance(plan, str) else "")
+                if self._plan.tuned is not None:
+                    found.append(Implementation(TUNED, self._tuned(Path(self._plan.tuned))))
                 continue
             note = ""
             if name == "vendor":
@@ -170,8 +172,15 @@ class _Case:
             self._set(name, ABSENT, note)
         return found
 
-    def _fused(self, plan: Plan) -> Call:
-        engine = self._backend.engine(plan, EngineOptions(cores=self._plan.cores, on_progress=self._heartbeat))
+    def _tuned(self, store: Path) -> Call:
+        """The fused call as ``store`` has it for this problem; the row says which entry that is. Collective."""
+        choice, note = agreed(store, self._backend, self._problem, self._chip, None)
+        self._set(TUNED, ABSENT, note)
+        return self._fused(choice.plan(self._problem, self._chip), choice.extra)
+
+    def _fused(self, plan: Plan, extra: Mapping[str, Any] | None = None) -> Call:
+        options = EngineOptions(cores=self._plan.cores, on_progress=self._heartbeat, extra=dict(extra or {}))
+        engine = self._backend.engine(plan, options)
         self._engines.append(engine)
 
         def call(s: InputSet) -> torch.Tensor:
@@ -179,25 +188,6 @@ class _Case:
             return s.c
 
         return call
-
-    def _input_sets(self) -> list[InputSet]:
-        """One set if caches are to be warm, else so many that a set has left the cache when its turn comes again."""
-        p = self._problem
-        one = p.itemsize * (p.m * p.k + p.k * p.n + p.world * p.m * (p.n + p.k))
-        count = 1
-        if not self._plan.warm:
-            room = int(self._hooks.free_bytes() * MEMORY_SHARE) // (one * self._ctx.local_world)
-            wanted = cdiv(2 * self._hooks.cache_bytes(), one) + 1
-            count = int(from_first(str(max(1, min(wanted, room, MAX_SETS))), None))
-            self._caches = "cold" if count * one > self._hooks.cache_bytes() else "partly cold"
-        self._phase(f"making {count} sets of inputs")
-        device = self._backend.device()
-        first = [t.to(device) for t in make_inputs(p, "normal", self._plan.seed, 0, self._ctx.rank)]
-        sets = []
-        for index in range(count):  # the same random rows in another order, other products: drawing them takes long
-            a, b = (t.roll(index, 0) for t in first)
-            sets.append(InputSet(a, b, torch.empty(p.c_shape, dtype=a.dtype, device=device), gather(a)))
-        return sets
 
     # -- is it right ---------------------------------------------------------------------------------------------
 
@@ -279,7 +269,7 @@ class _Case:
         times = self._rounds(good, iterations)
         if host_calls:
             times = [[*own, self._host_ms(impl, host_calls)] for impl, own in zip(good, times, strict=True)]
-        for impl, ms in zip(good, _slowest(times), strict=True):
+        for impl, ms in zip(good, slowest(times), strict=True):
             row = self._rows[impl.name]
             if row.check != FAILED:
                 row = replace(row, check=TIMED, caches=self._caches, input_sets=len(self._sets))
@@ -356,15 +346,6 @@ class _Case:
 
     def _progress(self, unit: float) -> None:
         self._ctx.progress(int(unit), len(self._plan.problems) * CASE_UNITS)
-
-
-def _slowest(times_ms: Sequence[Sequence[float]]) -> list[list[float]]:
-    """The largest of all ranks' times for each implementation and call; in whole nanoseconds on the way. Collective."""
-    own = torch.tensor([[round(ms * 1e6) for ms in line] for line in times_ms], device=group_device(None))
-    every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, own)
-    slowest: list[list[int]] = torch.stack(every).amax(dim=0).tolist()
-    return [[ns / 1e6 for ns in line] for line in slowest]
 
 
 def _first_line(error: Exception) -> str:

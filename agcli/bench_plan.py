@@ -19,8 +19,9 @@ class BenchPlan:
     """Problems, implementations and the way of timing.
 
     ``transports`` are those to time as ``fused``, one row each; empty where the platform has one way only.
-    ``iterations`` is 0 to let rank 0 derive a count from ``budget_s`` (seconds a problem). ``config`` overrides fields
-    of ``KernelConfig``. ``emulated``: the times are not a chip's, so that no peak is compared.
+    ``tuned`` is a file of ``ag-gemm tune``, for one more fused row. ``iterations`` is 0 to let rank 0 derive a count
+    from ``budget_s`` (seconds a problem). ``config`` overrides fields of ``KernelConfig``. ``emulated``: the times are
+    not a chip's, so that no peak is compared.
     """
 
     backend: str
@@ -30,6 +31,7 @@ class BenchPlan:
     implementations: tuple[str, ...] = IMPLEMENTATIONS
     transports: tuple[str, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)
+    tuned: str | None = None
     soc: str | None = None
     cores: int | None = None
     budget_s: float = 2.0

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from agcli.bench_rows import ABSENT, FAILED, BenchReport, Row
+from agcli.bench_rows import ABSENT, FAILED, TUNED, BenchReport, Row
 from agcli.screen import Column, Screen, render_fields, render_table
 
 TABLE_WIDTH = 100  # columns of a terminal from which on each problem has a table of its own; below, rows are stacked
@@ -71,7 +71,7 @@ def print_report(report: BenchReport, stream: TextIO) -> None:
     notes = [
         (f"{r.shape} {r.dtype} {r.impl} {r.check}", r.note or "not reached")
         for r in report.rows
-        if r.check in (FAILED, ABSENT)
+        if r.check in (FAILED, ABSENT) or r.impl.startswith(TUNED)
     ]
     render_fields([*notes, ("rows", summary(report))], stream)
 

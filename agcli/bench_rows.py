@@ -17,6 +17,7 @@ from agcli.errors import UsageError
 
 SCHEMA = "ag-gemm-bench/1"
 IMPLEMENTATIONS = ("fused", "torch", "vendor", "gemm", "allgather")
+TUNED = "fused-tuned"  # the fused operation as `ag-gemm tune` found it best, beside its defaults
 GRAPH = "+graph"  # suffix of an implementation replayed from a captured graph
 TIMED, FAILED, ABSENT = "PASS", "FAIL", "n/a"
 

@@ -122,6 +122,8 @@ def bench(
     comm_block_k: opt.CommBlockK = None,
     pvalue: opt.PValue = None,
     buffer_num: opt.BufferNum = None,
+    tuned: opt.Tuned = False,
+    store: opt.Store = None,
     json: opt.JsonPath = None,
     csv: Annotated[
         Path | None,
@@ -162,6 +164,7 @@ def bench(
     job = request.current_job(world)
     with request.one_voice(job):
         opt.check_timeout(timeout)
+        tuned_store = opt.tuned_store(tuned, store, kernel)
         chosen = opt.parse_devices(devices)
         outputs = bench_run.Outputs(json, csv, plot, compare, parse_slowdown(max_slowdown))
         outputs.check()
@@ -173,6 +176,7 @@ def bench(
             machine,
             wanted,
             config={name: value for name, value in kernel.items() if value is not None},
+            tuned=str(tuned_store) if tuned_store is not None else None,
             soc=soc,
             cores=cores,
             budget_s=budget,

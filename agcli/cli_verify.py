@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -64,6 +64,8 @@ def verify(
     pvalue: opt.PValue = None,
     buffer_num: opt.BufferNum = None,
     transport: opt.Transport = opt.TransportName.AUTO,
+    tuned: opt.Tuned = False,
+    store: opt.Store = None,
     json: opt.JsonPath = None,
     junit: opt.JunitPath = None,
     debug: opt.Debug = False,
@@ -80,6 +82,7 @@ def verify(
     job = request.current_job(world)
     with request.one_voice(job):
         opt.check_timeout(timeout)
+        tuned_store = opt.tuned_store(tuned, store, kernel)
         chosen = opt.parse_devices(devices)
         options = VerifyOptions(data.value, seed, repeat, rtol, atol, cores)
         request.check_sizes(m, n, k, dtype.value, kernel)
@@ -91,7 +94,7 @@ def verify(
         plan = request.plan_for(machine, problem, kernel, soc)
     with reserved_stdout() as stdout:
         with progress_bar("tiles launched and compared") as on_progress:
-            ranks = request.run_ranks(machine, make_job(machine, plan, options), timeout, on_progress)
+            ranks = request.run_ranks(machine, make_job(machine, plan, options, tuned_store), timeout, on_progress)
         status = request.report_failure(ranks, timeout, debug)
         if status is None:
             report = _report(machine, plan, options, ranks)
@@ -102,10 +105,12 @@ def verify(
 
 
 def _report(machine: Machine, plan: Plan, options: VerifyOptions, ranks: Ranks) -> VerifyReport:
+    from agcli.problem import KernelConfig
     from agcli.report import VerifyReport, versions_of
     from agcli.verdict import Verdict
 
     values = [result.value for result in ranks.results]
+    plan = replace(plan, config=KernelConfig(**values[0]["config"]))  # with --tuned not what was asked for
     return VerifyReport(
         backend=machine.backend.name,
         plan=plan,
@@ -113,5 +118,6 @@ def _report(machine: Machine, plan: Plan, options: VerifyOptions, ranks: Ranks) 
         verdicts=tuple(Verdict.from_json(value["verdict"]) for value in values),
         versions=versions_of([value["describe"] for value in values]),
         options=asdict(options),
+        tuned=values[0]["tuned"],
         warnings=(*machine.warnings(), *plan.warnings()),
     )

@@ -8,9 +8,11 @@ Legend: W ranks, A ``[M, K]`` and B ``[K, N]`` on each rank, C ``[W * M, N]`` on
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -22,14 +24,17 @@ from agcli.backends import get_backend
 from agcli.backends.base import Backend, Engine, EngineOptions
 from agcli.errors import AgGemmError, UsageError
 from agcli.operands import TORCH_DTYPES, check_operands
-from agcli.problem import KernelConfig, Problem, default_config, make_plan
+from agcli.problem import KernelConfig, Problem
 from agcli.rank import Place, RankContext
 from agcli.slotted import SlottedEngine
+from agcli.tuned import Choice, agreed, default_store
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["AllGatherGemm", "JobContext", "SlottedEngine"]
+
+_log = logging.getLogger(__name__)
 
 DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
@@ -46,6 +51,8 @@ class AllGatherGemm:
         group: the process group, None for the default one. Never created or destroyed here.
         backend: ``npu``, ``cuda``, ``cpu``, or ``auto`` for the first that is ready.
         config: tiles, slots and transport; None for what fits the chip.
+        tuned: take what ``ag-gemm tune`` found best instead, from this user's file or the file given; rank 0's counts.
+            The attribute ``tuned`` then says which entry it was, and so does a message of level INFO.
         soc: the chip whose limits count, such as ``Ascend910B3``; None for the one present.
         cores: AI cores to use at most; None for all.
         timeout_s: seconds after which waiting for another rank is given up, where the platform can tell.
@@ -66,6 +73,7 @@ class AllGatherGemm:
         group: dist.ProcessGroup | None = None,
         backend: str = "auto",
         config: KernelConfig | None = None,
+        tuned: bool | str | Path = False,
         soc: str | None = None,
         cores: int | None = None,
         timeout_s: float = 300.0,
@@ -81,12 +89,14 @@ class AllGatherGemm:
         try:
             problem = Problem(m, n, k, dist.get_world_size(group), _dtype_name(dtype))
             ready = get_backend(backend)
+            if tuned and config is not None:
+                raise UsageError("give either config or tuned: tuned decides the configuration")
         except AgGemmError as error:
             refused = error
         # Before any device is touched: one rank that differs must not leave the others waiting for it.
         check_same(
             {"m": m, "n": n, "k": k, "dtype": dtype, "backend": backend if refused else ready.name}
-            | {"soc": soc, "cores": cores, "refusal": refused}
+            | {"soc": soc, "cores": cores, "tuned": bool(tuned), "refusal": refused}
             | (asdict(config) if config else {"config": "default"}),
             group,
         )
@@ -97,8 +107,14 @@ class AllGatherGemm:
         try:
             chip = self._platform.backend.chip(soc)
             check_same({"chip": chip.name if chip else None}, group)
-            self.plan = make_plan(problem, config or default_config(chip), chip)
-            self._engine = self._platform.backend.engine(self.plan, EngineOptions(cores=cores))
+            choice = Choice(asdict(config) if config else {})
+            self.tuned = ""
+            if tuned:
+                store = default_store() if tuned is True else Path(tuned)
+                choice, self.tuned = agreed(store, self._platform.backend, problem, chip, group)
+                _log.info("tuned: %s", self.tuned)
+            self.plan = choice.plan(problem, chip)
+            self._engine = self._platform.backend.engine(self.plan, EngineOptions(cores, extra=choice.extra))
         except BaseException:
             self._platform.release()
             raise

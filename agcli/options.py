@@ -13,7 +13,7 @@ import typer
 
 from agcli.chips import DEFAULT_SOC
 from agcli.errors import UsageError
-from agcli.problem import MAX_RANKS, KernelConfig
+from agcli.problem import MAX_RANKS, KernelConfig, option
 
 PROBLEM_PANEL, KERNEL_PANEL, RUN_PANEL, REPORT_PANEL = "Problem", "Kernel configuration", "How to run", "Report"
 _DEFAULTS = KernelConfig()
@@ -107,6 +107,25 @@ Transport = Annotated[
     typer.Option(
         help="How A reaches the peers: one transfer per peer (putmem) or stores of tiles (store). "
         "auto: putmem on Ascend 950, else store.",
+        rich_help_panel=KERNEL_PANEL,
+    ),
+]
+
+Tuned = Annotated[
+    bool,
+    typer.Option(
+        "--tuned",
+        help="Take what `ag-gemm tune` found best for this chip, world size, dtype and the nearest shape.",
+        rich_help_panel=KERNEL_PANEL,
+    ),
+]
+Store = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        metavar="FILE",
+        show_default="one per user",
+        help="File of tuned configurations.",
         rich_help_panel=KERNEL_PANEL,
     ),
 ]
@@ -210,6 +229,22 @@ def check_timeout(seconds: float) -> None:
     """Refuse a time that can never pass or has passed already."""
     if not (math.isfinite(seconds) and seconds > 0):
         raise UsageError(f"the time must be a positive number of seconds, got {seconds:g} (--timeout)")
+
+
+def tuned_store(tuned: bool, store: Path | None, kernel: Mapping[str, Any]) -> Path | None:
+    """The file of tuned configurations to use, None without ``--tuned``. UsageError for options that contradict it."""
+    if not tuned:
+        if store is not None:
+            raise UsageError(f"--store {store} is the file of --tuned, which was not given")
+        return None
+    given = [option(name) for name, value in kernel.items() if value not in (None, "auto")]
+    if given:
+        raise UsageError(f"--tuned decides the configuration; leave {', '.join(given)} out")
+    from agcli.tuned import check_store, default_store
+
+    path = store if store is not None else default_store()
+    check_store(path)
+    return path
 
 
 def kernel_options(values: Mapping[str, Any]) -> dict[str, Any]:

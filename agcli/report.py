@@ -40,6 +40,7 @@ class VerifyReport:
     versions: Mapping[str, str]
     options: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
+    tuned: str = ""  # with --tuned: which configuration was taken, and why
 
     @property
     def passed(self) -> bool:
@@ -81,6 +82,7 @@ def _header(report: VerifyReport) -> list[tuple[str, str]]:
         ("inputs and comparison", options),
         ("tolerance", report.tolerance.text),
     ]
+    fields += [("tuned", report.tuned)] * bool(report.tuned)
     return fields + [("warning", text) for text in report.warnings]
 
 
@@ -162,6 +164,7 @@ def to_json(report: VerifyReport) -> str:
         "chip": report.plan.chip.name if report.plan.chip else None,
         "problem": asdict(report.plan.problem),
         "config": asdict(report.plan.config),
+        "tuned": report.tuned or None,
         "options": dict(report.options),
         "tolerance": asdict(report.tolerance),
         "warnings": list(report.warnings),

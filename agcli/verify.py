@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agcli.errors import UsageError
 from agcli.problem import Plan
 from agcli.request import Machine, plan_from_payload, plan_payload
+from agcli.tuned import agreed
 from agcli.verdict import Tolerance, Verdict, tolerance
 
 if TYPE_CHECKING:
@@ -53,16 +56,19 @@ class VerifyOptions:
         return tolerance(plan.problem.dtype, plan.problem.k, self.data, self.rtol, self.atol)
 
 
-def make_job(machine: Machine, plan: Plan, options: VerifyOptions) -> Job:
-    """What all ranks are told."""
+def make_job(machine: Machine, plan: Plan, options: VerifyOptions, tuned: Path | None = None) -> Job:
+    """What all ranks are told; ``tuned`` is the file whose configuration is to replace the plan's."""
     from agcli.outcome import Job
 
     payload = plan_payload(plan, machine.backend.name) | {"options": asdict(options)}
-    return Job(RANK_TARGET, payload)
+    return Job(RANK_TARGET, payload | {"tuned": str(tuned) if tuned is not None else None})
 
 
 def run_rank(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
-    """Verify on this rank: ``{"verdict", "describe"}``. Collective, and the same steps whatever a rank finds."""
+    """Verify on this rank: ``{"verdict", "describe", "config", "tuned"}``, the last of which tells what was taken.
+
+    Collective, and the same steps whatever a rank finds.
+    """
     from agcli.backends import get_backend
 
     options = VerifyOptions(**payload["options"])
@@ -71,19 +77,30 @@ def run_rank(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
     ctx.phase("start of the backend", waiting=True)
     try:
         backend.start(ctx)
-        verdict = verify_plan(ctx, backend, plan, options)
-        return {"verdict": verdict.to_json(), "describe": backend.describe()}
+        extra: dict[str, Any] = {}
+        note = ""
+        if payload["tuned"] is not None:
+            choice, note = agreed(Path(payload["tuned"]), backend, plan.problem, plan.chip, None)
+            plan, extra = choice.plan(plan.problem, plan.chip), choice.extra
+        verdict = verify_plan(ctx, backend, plan, options, extra)
+        about = {"describe": backend.describe(), "config": asdict(plan.config), "tuned": note}
+        return {"verdict": verdict.to_json(), **about}
     finally:  # after a failure nothing collective: the others may not come
         backend.finish()
 
 
-def verify_plan(ctx: Reporter, backend: Backend, plan: Plan, options: VerifyOptions) -> Verdict:
-    """Verify one plan on a backend that is started. Collective, and the same steps whatever a rank finds."""
+def verify_plan(
+    ctx: Reporter, backend: Backend, plan: Plan, options: VerifyOptions, extra: Mapping[str, Any] | None = None
+) -> Verdict:
+    """Verify one plan on a backend that is started. Collective, and the same steps whatever a rank finds.
+
+    ``extra`` is what only the platform understands (``EngineOptions``).
+    """
     from agcli.backends.base import EngineOptions
 
     ctx.phase("allocation of symmetric memory", waiting=True)
     work = _Work(ctx, backend, plan, options)
-    engine = backend.engine(plan, EngineOptions(cores=options.cores, on_progress=work.on_tiles))
+    engine = backend.engine(plan, EngineOptions(options.cores, work.on_tiles, dict(extra or {})))
     verdict = work.verify(engine)
     ctx.phase("release of symmetric memory", waiting=True)
     engine.close()

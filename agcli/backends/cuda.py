@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from agcli.backends.cuda_bench import CudaBenchHooks
     from agcli.backends.cuda_engine import CudaEngine
     from agcli.chips import Chip
-    from agcli.problem import KernelConfig, Plan
+    from agcli.problem import KernelConfig, Plan, Problem
     from agcli.rank import RankContext
+    from agcli.tuned import Choice
 
 WAIT_LIMIT_S = 30.0  # how long a kernel waits for a peer's data before it reports; extra["wait_limit_s"] overrides
 
@@ -117,6 +118,12 @@ class CudaBackend:
         from agcli.backends.cuda_bench import CudaBenchHooks
 
         return CudaBenchHooks(self._group)
+
+    def tuning_space(self, problem: Problem, chip: Chip | None) -> list[Choice]:
+        """Tiles, ring depths, splits and chunks of the CUDA kernel."""
+        from agcli.backends.cuda_space import candidates
+
+        return candidates(problem)
 
     # -- called in a rank ----------------------------------------------------------------------------------------
     def start(self, ctx: RankContext) -> None:

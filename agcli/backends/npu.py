@@ -22,7 +22,7 @@ from agcli.backends.npu_needs import all_needs, chip_in, present_chip, version_o
 from agcli.backends.smi import npu_inventory
 from agcli.chips import CHIPS, DEFAULT_SOC, Chip, chip_by_name, has_udma
 from agcli.errors import AgGemmError, EnvironmentFault, KernelFault
-from agcli.problem import Plan
+from agcli.problem import Plan, Problem
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agcli.backends.npu_bench import NpuBenchHooks
     from agcli.backends.npu_shmem import SymmetricMemory, SymmetricTensor
     from agcli.rank import RankContext
+    from agcli.tuned import Choice
 
 CONNECT_VARIABLE = "HCCL_CONNECT_TIMEOUT"
 CONNECT_RANGE_S = (120, 7200)  # what HCCL takes; the least is its default
@@ -80,6 +81,12 @@ class NpuBackend:
         from agcli.backends.npu_bench import NpuBenchHooks
 
         return NpuBenchHooks(self._group)
+
+    def tuning_space(self, problem: Problem, chip: Chip | None) -> list[Choice]:
+        """Tiles, slots and transports that the chip takes."""
+        from agcli.tune_space import slotted_space
+
+        return slotted_space(problem, chip)
 
     # -- called in a rank ----------------------------------------------------------------------------------------
     def start(self, ctx: RankContext) -> None:

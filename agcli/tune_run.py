@@ -1,0 +1,178 @@
+"""The parent's side of ``tune``: what to try for which problems, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from agcli import __version__, tuned
+from agcli.bench_report import number
+from agcli.bench_run import Wanted
+from agcli.chips import Chip
+from agcli.errors import EnvironmentFault, UsageError
+from agcli.outcome import Job
+from agcli.outputs import reserved_stdout, write_file
+from agcli.problem import Problem
+from agcli.progress import progress_bar
+from agcli.request import Machine, report_failure, run_ranks
+from agcli.screen import Column, render_fields, render_table
+from agcli.tune_plan import Task, TunePlan
+from agcli.tune_space import Tunable
+from agcli.tuned import Choice, Entry
+
+RANK_TARGET = "agcli.tune:tune_rank"
+SCHEMA = "ag-gemm-tune/1"
+COLUMNS = (
+    Column("shape"),
+    Column("dtype"),
+    Column("default ms", numeric=True),
+    Column("best ms", numeric=True),
+    Column("gain", numeric=True),
+    Column("tried", numeric=True),
+    Column("refused", numeric=True),
+    Column("not tried", numeric=True),
+    Column("best"),
+)
+
+
+def check_measures(machine: Machine) -> None:
+    """Refuse a platform whose times mean nothing, or that has nothing to tune. Raises UsageError."""
+    if machine.simulated:
+        raise UsageError(
+            "tuning an emulation means nothing: the times of simulated cores are those of this host's CPU, and what is "
+            "fast here says nothing about a chip; tune where the NPUs or GPUs are (--backend npu, --backend cuda)"
+        )
+    if not hasattr(machine.backend, "tuning_space"):
+        raise UsageError(f"backend {machine.backend.name} has nothing to tune")
+
+
+def make_plan(machine: Machine, wanted: Wanted, budget_s: float, soc: str | None) -> TunePlan:
+    """What the ranks must agree on. Raises UsageError for what this platform cannot do."""
+    chip = machine.backend.chip(soc)
+    platform = cast(Tunable, machine.backend)
+    problems = [
+        Problem(shape.m, shape.n, shape.k, machine.world, dtype)
+        for dtype in wanted.dtypes
+        for shape in wanted.shapes(machine.world, emulated=False)
+    ]
+    spaces = [platform.tuning_space(problem, chip) for problem in problems]
+    TunePlan(machine.backend.name, (), budget_s, soc)  # refuses a wrong time before the compiler takes its own
+    kept = [_compilable(space, problem, chip) for problem, space in zip(problems, spaces)]
+    tasks = [Task(problem, tuple(left), len(space) - len(left)) for problem, space, left in zip(problems, spaces, kept)]
+    return TunePlan(machine.backend.name, tuple(tasks), budget_s, soc)
+
+
+def _compilable(space: Sequence[Choice], problem: Problem, chip: Chip | None) -> list[Choice]:
+    """What the vendor's compiler takes of ``space``, where it is installed; the first, the defaults, in any case."""
+    from agcli.toolchain import find_toolchain
+
+    toolchain = find_toolchain() if chip is not None else None
+    if toolchain is None or chip is None:
+        return list(space)
+    from agcli.compiler.compile import CompileRequest
+    from agcli.compiler.sweep import sweep
+
+    requests = [CompileRequest(chip, choice.plan(problem, chip).config, problem.dtype) for choice in space]
+    # One compilation for all that differ in what is no compile-time constant, such as the number of slots.
+    distinct = {json.dumps(request.constants(), sort_keys=True): request for request in requests}
+    try:
+        with progress_bar("candidates compiled") as on_progress:
+            rows = sweep(list(distinct.values()), toolchain, on_progress)
+    except EnvironmentFault as error:
+        print(f"ag-gemm: warning: candidates are not compiled beforehand: {error}", file=sys.stderr)
+        return list(space)
+    fits = {key: row.report.fits for key, row in zip(distinct, rows)}
+    compiles = [fits[json.dumps(request.constants(), sort_keys=True)] for request in requests]
+    return [choice for index, choice in enumerate(space) if index == 0 or compiles[index]]
+
+
+class Collector:
+    """The best so far of each problem, so that a run that is stopped has not been in vain."""
+
+    def __init__(self, plan: TunePlan) -> None:
+        self._plan = plan
+        self._results: dict[int, Mapping[str, Any]] = {}
+
+    def on_data(self, rank: int, data: Mapping[str, Any]) -> None:
+        """Take in what rank 0 publishes."""
+        self._results[data["index"]] = data["result"]
+
+    def on_values(self, values: Sequence[Mapping[str, Any]]) -> None:
+        """Take in the ranks' results; only rank 0's are complete."""
+        self._results = dict(enumerate(values[0]["results"]))
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What goes to the file: each problem's best."""
+        return [Entry.from_json(r["entry"]) for r in self._results.values() if r["entry"] is not None]
+
+    def print(self, store: Path, stream: TextIO) -> None:
+        """A row per problem, why candidates were refused, and where the best ones are."""
+        rows = [_cells(self._plan.tasks[index].problem, result) for index, result in sorted(self._results.items())]
+        render_table(COLUMNS, rows, stream=stream)
+        notes = dict.fromkeys(note for result in self._results.values() for note in result["notes"])
+        render_fields([("refused", note) for note in notes], stream)
+        render_fields([("stored", f"{len(self.entries)} in {store}; used with --tuned")], stream)
+
+    def to_json(self, store: Path, complete: bool) -> str:
+        """The same as a JSON document."""
+        data = {
+            "schema": SCHEMA,
+            "tool": {"name": "ag-gemm", "version": __version__},
+            "backend": self._plan.backend,
+            "budget_s": self._plan.budget_s,
+            "complete": complete,
+            "store": str(store),
+            "results": [self._results[index] for index in sorted(self._results)],
+        }
+        return json.dumps(data, indent=2, allow_nan=False) + "\n"
+
+
+def _cells(problem: Problem, result: Mapping[str, Any]) -> list[str]:
+    counts = [str(result[name]) for name in ("measured", "refused", "left")]
+    shape = [f"{problem.m}x{problem.n}x{problem.k}", problem.dtype]
+    if result["entry"] is None:
+        return [*shape, "-", "-", "-", *counts, "nothing could run"]
+    entry = Entry.from_json(result["entry"])
+    gain = f"{entry.default_ms / entry.median_ms:.2f}x"
+    return [*shape, number(entry.default_ms), number(entry.median_ms), gain, *counts, entry.choice.text]
+
+
+def run(machine: Machine, plan: TunePlan, store: Path, json_path: Path | None, timeout_s: float, debug: bool) -> int:
+    """Run all ranks, keep and print the best of each problem, and return the exit status.
+
+    When the run fails or is stopped, what was best so far is kept all the same; a stop goes on as KeyboardInterrupt.
+    """
+    collector = Collector(plan)
+    with reserved_stdout() as stdout:
+        try:
+            with progress_bar("per cent of all ranks' time") as on_progress:
+                job = Job(RANK_TARGET, plan.to_json())
+                ranks = run_ranks(machine, job, timeout_s, on_progress, collector.on_data)
+        except KeyboardInterrupt:
+            if machine.job is None or machine.job.rank == 0:
+                _keep(collector, store, json_path, stdout, complete=False)
+            raise
+        status = report_failure(ranks, timeout_s, debug)
+        if status is None:
+            collector.on_values([result.value for result in ranks.results])
+        if ranks.speaks:
+            _keep(collector, store, json_path, stdout, complete=status is None)
+    return ranks.leave(status or 0)
+
+
+def _keep(collector: Collector, store: Path, json_path: Path | None, stdout: TextIO, complete: bool) -> None:
+    if collector.entries:
+        tuned.add(store, collector.entries)
+    piped = str(json_path) == "-"
+    collector.print(store, sys.stderr if piped else stdout)
+    if json_path is not None:
+        text = collector.to_json(store, complete)
+        if piped:
+            stdout.write(text)
+        else:
+            write_file(json_path, text)
+    stdout.flush()

@@ -1,0 +1,139 @@
+"""Tune: whole searches over real rank processes, with a platform whose times are made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agcli import backends, tune_run
+from agcli.backends.base import Need
+from agcli.chips import CHIPS, Chip
+from agcli.launch import launch
+from agcli.main import main
+from agcli.outcome import Job
+from agcli.problem import Problem
+from agcli.tune_plan import Task, TunePlan
+from agcli.tuned import Choice, read
+
+TESTS = Path(__file__).parent
+SPACE = (
+    Choice(),  # 10 ms
+    Choice(extra={"ms": 7.0}),
+    Choice(extra={"ms": 1.0, "fault": "wrong"}),
+    Choice(extra={"ms": 2.0, "fault": "no compile"}),
+    Choice(extra={"ms": 3.0, "fault": "refused"}),
+    Choice(extra={"ms": 4.0, "fault": "wrong later"}),
+    Choice(extra={"ms": 5.0}),
+    Choice(extra={"ms": 6.0}),
+)
+
+
+class FakeGpu:
+    """The parent's view of a server with two devices."""
+
+    name = "cuda"
+
+    def needs(self) -> list[Need]:
+        return [Need("devices", True, "2 GPUs visible")]
+
+    def device_count(self) -> int:
+        return 2
+
+    def chip(self, soc: str | None) -> Chip | None:
+        return None
+
+    def tuning_space(self, problem: Problem, chip: Chip | None) -> list[Choice]:
+        return list(SPACE)
+
+
+@pytest.fixture
+def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``ag-gemm tune`` on two stand-ins: its exit status, with its report and store in ``tmp_path``."""
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{TESTS.parent}")
+    monkeypatch.setattr(backends, "get_backend", lambda name: FakeGpu())
+
+    def start(*args: str, target: str = "plain") -> int:
+        monkeypatch.setattr(tune_run, "RANK_TARGET", f"tune_targets:{target}")
+        files = ["--store", str(tmp_path / "t.json"), "--json", str(tmp_path / "r.json")]
+        return main(["tune", "--m", "8,16", "--n", "8", "--k", "16", "--budget", "30", *files, *args])
+
+    return start
+
+
+def test_the_fastest_right_candidate_is_stored(tune: Any, tmp_path: Path, capfd: Any) -> None:
+    assert tune() == 0
+    entries = read(tmp_path / "t.json")
+    assert [(e.m, e.chip, e.choice.extra, e.median_ms, e.default_ms) for e in entries] == [
+        (m, "stand-in 0", {"ms": 5.0}, 5.001, 10.001) for m in (8, 16)
+    ]
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["complete"]
+    result = report["results"][0]
+    assert (result["measured"], result["refused"], result["left"]) == (4, 4, 0)
+    notes = "\n".join(result["notes"])
+    for note in ("first call: rank 1 wrong", "last call: rank 0 wrong", "cannot run: ub overflow, requires 2 bits\n"):
+        assert note in notes + "\n"
+    assert "cannot run: too many stages" in notes
+    out = capfd.readouterr().out
+    assert "2.00x" in out
+    assert f"stored: 2 in {tmp_path / 't.json'}" in out
+
+
+def test_all_ranks_run_the_same_candidates_in_the_same_order() -> None:
+    tasks = tuple(Task(Problem(m, 8, 16, 3), SPACE) for m in (8, 16))
+    plan = TunePlan("cpu", tasks, 30.0)
+    env = {"PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+    results = launch(Job("tune_targets:plain", plan.to_json()), world=3, devices=[0, 1, 2], timeout_s=60, env=env)
+    assert [r.message for r in results] == [""] * 3
+    values = [r.value for r in results]
+    assert all(value["ran"] == values[0]["ran"] and value["steps"] == values[0]["steps"] for value in values)
+    assert all(value["closed"] == len(value["ran"]) for value in values)
+
+
+def test_a_stop_keeps_the_best_so_far(tune: Any, tmp_path: Path) -> None:
+    assert tune(target="interrupted") == 130
+    (entry,) = read(tmp_path / "t.json")
+    assert (entry.m, entry.choice.extra) == (8, {"ms": 5.0})
+    assert json.loads((tmp_path / "r.json").read_text())["complete"] is False
+
+
+def test_what_cannot_be_read_is_refused_before_ranks_start(tune: Any, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "t.json").write_text("something else")
+    assert tune() == 2
+    assert "is not a file of `ag-gemm tune`" in capsys.readouterr().err
+    assert (tmp_path / "t.json").read_text() == "something else"
+
+
+@pytest.mark.parametrize("args", [("--budget", "0"), ("--m", "0"), ("--dtype", "fp64")])
+def test_wrong_usage(tune: Any, args: tuple[str, ...], capsys: Any) -> None:
+    assert tune(*args) == 2
+    assert capsys.readouterr().err.count("error: ") == 1
+
+
+def test_an_emulation_is_not_tuned(capsys: Any) -> None:
+    assert main(["tune", "--backend", "cpu", "--world", "2", "--m", "64"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "tuning an emulation means nothing" in line
+
+
+def test_what_the_compiler_refuses_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    chip, problem = CHIPS["Ascend910B3"], Problem(512, 512, 512, 2)
+    space = [Choice(), Choice({"buffer_num": 3}), Choice({"comm_block_m": 64}), Choice({"pvalue": 2})]
+    compiled = []
+
+    def sweep(requests: Any, *_: Any) -> list[Any]:
+        compiled.extend(requests)
+        return [SimpleNamespace(report=SimpleNamespace(fits=r.config.comm_block_m != 64)) for r in requests]
+
+    monkeypatch.setattr("agcli.compiler.sweep.sweep", sweep)
+    monkeypatch.setattr("agcli.toolchain.find_toolchain", lambda: None)
+    assert tune_run._compilable(space, problem, chip) == space
+    monkeypatch.setattr("agcli.toolchain.find_toolchain", lambda: "found")
+    assert tune_run._compilable(space, problem, None) == space
+    assert compiled == []
+    assert tune_run._compilable(space, problem, chip) == [space[0], space[1], space[3]]
+    assert len(compiled) == 3  # the number of slots is no constant of the kernel
