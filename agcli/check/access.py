@@ -49,6 +49,7 @@ class TransferTask(CheckedTask):
 
     def __init__(self, owner: CheckedTask, function: Callable[[], Any], origin: Site | None, loops: Loops) -> None:
         super().__init__(owner.machine, owner.core, owner.unit, function)
+        assert owner.body.parent is not None  # the scheduler's greenlet
         self.body.parent = owner.body.parent
         self.owner = owner
         self.origin = origin

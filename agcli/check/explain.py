@@ -71,7 +71,7 @@ def why(a: Access, b: Access) -> str:
                 "cube and vector cores of one AI core run on their own; only a barrier or signal orders them"
             )
     reasons.append(
-        f"{who(first)} reached no barrier after its {a.kind} that {who(second)} passed before its {b.kind}, and sent no "
-        "signal in between that was waited for"
+        f"{who(first)} reached no barrier after its {a.kind} that {who(second)} passed before its {b.kind}, and sent "
+        "no signal in between that was waited for"
     )
     return "; ".join(dict.fromkeys(reasons))

@@ -23,8 +23,8 @@ class Work:
     def __init__(self, world: int) -> None:
         self._world = world
         self._cores: dict[int, int] = {}  # cores of each rank
-        # (launch, rank, unit, phase) -> core -> line -> pieces
-        self._pieces: dict[tuple[int, int, str, int], dict[int, dict[SiteKey, int]]] = defaultdict(
+        # (launch, rank, "cube" or "vector", phase) -> unit and core -> line -> pieces
+        self._pieces: dict[tuple[int, int, str, int], dict[tuple[str, int], dict[SiteKey, int]]] = defaultdict(
             lambda: defaultdict(lambda: defaultdict(int))
         )
         # (launch, phase) -> step of a task -> peer -> ranks that write to it, one entry a writing core
@@ -44,7 +44,8 @@ class Work:
         if site not in self._places:
             self._places[site] = access.place()
         self._cores[machine.rank] = machine.cores
-        self._pieces[machine.launch, machine.rank, task.unit, access.passed][task.core][site] += 1
+        role = "cube" if task.unit == "cube" else "vector"
+        self._pieces[machine.launch, machine.rank, role, access.passed][task.unit, task.core][site] += 1
         if buffer.rank == machine.rank:
             return
         if kind == "atomic":
@@ -60,8 +61,8 @@ class Work:
         for site, ranks in self._atomics.items():
             yield Finding(
                 "remote-atomics",
-                f"{len(ranks)} atomic operations on the memory of other ranks, by {len(set(ranks))} ranks: they contend "
-                "for the peer's memory; load from the peer and add atomically at home",
+                f"{len(ranks)} atomic operations on the memory of other ranks, by {len(set(ranks))} ranks: they "
+                "contend for the peer's memory; load from the peer and add atomically at home",
                 (self._places[site],),
                 warning=True,
             )
@@ -69,19 +70,20 @@ class Work:
     def _idle_cores(self) -> Iterator[Finding]:
         worst: dict[SiteKey, tuple[int, int, int, int]] = {}
         phases: dict[SiteKey, int] = defaultdict(int)
-        for (_, rank, _, _), cores in self._pieces.items():
-            idle = self._cores[rank] - len(cores)
-            pieces, site = max((n, site) for lines in cores.values() for site, n in lines.items())
-            total = sum(lines.get(site, 0) for lines in cores.values())
-            fair = -(-total // self._cores[rank])
-            if idle and pieces >= fair + 2:
-                phases[site] += 1
-                worst[site] = max(worst.get(site, (0, 0, 0, 0)), (pieces, idle, self._cores[rank], total))
-        for site, (pieces, idle, total_cores, total) in worst.items():
+        for (_, rank, _, _), tasks in self._pieces.items():
+            units = {unit for unit, _ in tasks}  # a unit that never works is left alone: half the vectors may suffice
+            idle = len(units) * self._cores[rank] - len(tasks)
+            for site in {site for lines in tasks.values() for site in lines} if idle else ():
+                pieces = [lines[site] for lines in tasks.values() if site in lines]
+                fair = -(-sum(pieces) // (len(pieces) + idle))
+                if max(pieces) >= fair + 2:
+                    phases[site] += 1
+                    worst[site] = max(worst.get(site, (0, 0, 0, 0)), (max(pieces), idle, len(pieces), sum(pieces)))
+        for site, (most, idle, busy, total) in worst.items():
             yield Finding(
                 "idle-cores",
-                f"{idle} of {total_cores} cores have nothing to do in a phase while others do up to {pieces} pieces of "
-                f"work here, {total} in all: flatten the task space before dividing it among the cores",
+                f"{total} pieces of work are divided among {busy} tasks, up to {most} for one, while {idle} others of "
+                "the same kind have nothing to do until the next barrier: flatten the task space before dividing it",
                 (self._places[site],),
                 count=phases[site],
                 warning=True,
@@ -101,8 +103,8 @@ class Work:
             if 2 * hot >= writes and hot:
                 yield Finding(
                     "incast",
-                    f"{worst[0]} ranks write to rank {worst[1]} at the same step (launch {launch}, phase {phase}; so do "
-                    f"{hot} of {writes} writes to peers): start with the own rank, target = (rank + turn) % world",
+                    f"{worst[0]} ranks write to rank {worst[1]} at the same step (launch {launch}, phase {phase}; so "
+                    f"do {hot} of {writes} writes to peers): start with the own rank, target = (rank + turn) % world",
                     warning=True,
                 )
                 return

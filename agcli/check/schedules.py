@@ -1,7 +1,7 @@
-"""Who runs next. Cores of all ranks are tasks of one thread; which goes on when several could is what a schedule decides.
+"""Who runs next. Cores of all ranks are tasks of one thread; a schedule decides which goes on when several could.
 
-The detector does not depend on it for barriers and signals with one sender. Where several senders share a word, or a wait
-can miss its signal, schedules differ; so some are tried: each is a function of its seed, and seed 0 is plain order.
+The detector does not depend on it for barriers and signals with one sender. Where several senders share a word, or a
+wait can miss its signal, schedules differ; so some are tried: each is a function of its seed, seed 0 is plain order.
 """
 
 from __future__ import annotations

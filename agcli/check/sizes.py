@@ -20,7 +20,7 @@ class Transfer:
     origin: Region
 
     def rest(self, buffer: Buffer, region: Region) -> Region | None:
-        """What the transfer would cover beyond ``region`` if its size were in elements; None if that leaves the tensor."""
+        """What it would cover beyond ``region`` if its size were in elements; None if that leaves the tensor."""
         end = region.offset + region.count
         more = region.count * (buffer.dtype.itemsize - 1)
         return Region(end, (more,), (1,)) if more and end + more <= buffer.flat.numel() else None

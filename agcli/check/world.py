@@ -1,4 +1,4 @@
-"""All ranks in one process: their symmetric memory, their barriers, and their cores with the detector's eyes on them."""
+"""All ranks in one process: their symmetric memory, their barriers, and their cores under the detector's eyes."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from agcli.simulator import language, scalars, shmem
 _ROOTS = ("triton", "triton_dist", "shmem", "torch_npu")
 _TL = SimpleNamespace(**language.namespace())
 _DL = SimpleNamespace(**shmem.NAMES)
+_TL.extra = SimpleNamespace(cann=SimpleNamespace(extension=_DL), ascend=SimpleNamespace(extension=_DL))
 _BUILTINS = {**vars(builtins), "range": scalars.kernel_range}
 PRIMITIVES = "agcli.kernels.primitives"
 
