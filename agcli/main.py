@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agcli import __version__, cli_bench, cli_doctor, cli_smoke, cli_verify
+from agcli import __version__, cli_bench, cli_check, cli_doctor, cli_smoke, cli_tune, cli_verify
 from agcli.errors import AgGemmError, EnvironmentFault, UsageError
 
 PROG = "ag-gemm"
@@ -107,5 +107,7 @@ def options(
 
 register(cli_verify.verify)
 register(cli_bench.bench)
+register(cli_check.check)
 register(cli_doctor.doctor)
 register(cli_smoke.smoke)
+register(cli_tune.tune)
