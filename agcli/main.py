@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agcli import __version__, cli_bench, cli_check, cli_doctor, cli_smoke, cli_tune, cli_verify
+from agcli import __version__, cli_bench, cli_check, cli_compile, cli_doctor, cli_smoke, cli_tune, cli_verify
 from agcli.errors import AgGemmError, EnvironmentFault, UsageError
 
 PROG = "ag-gemm"
@@ -85,9 +85,9 @@ def _guarded(command: Callable[..., int]) -> Callable[..., int]:
     return guarded
 
 
-def register(command: Callable[..., int], name: str | None = None) -> None:
-    """Add a command to the program; ``name`` defaults to the function's."""
-    app.command(name or command.__name__)(_guarded(command))
+def register(command: Callable[..., int], name: str | None = None, group: typer.Typer | None = None) -> None:
+    """Add a command to the program, or to a group of commands; ``name`` defaults to the function's."""
+    (group or app).command(name or command.__name__)(_guarded(command))
 
 
 def _show_version(wanted: bool) -> None:
@@ -108,6 +108,12 @@ def options(
 register(cli_verify.verify)
 register(cli_bench.bench)
 register(cli_check.check)
+register(cli_compile.compile_, "compile")
 register(cli_doctor.doctor)
 register(cli_smoke.smoke)
 register(cli_tune.tune)
+
+toolchain = typer.Typer(help="The Ascend compilers that compile needs.", no_args_is_help=True)
+for _command in (cli_compile.install, cli_compile.status, cli_compile.remove):
+    register(_command, group=toolchain)
+app.add_typer(toolchain, name="toolchain")

@@ -8,22 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
-from agcli import cli_compile, main
+from agcli import main
 from agcli import toolchain as toolchains
 from agcli.toolchain import Toolchain
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _commands() -> None:
-    """Registers the commands where the program does not do so itself."""
-    if not any(command.name == "compile" for command in main.app.registered_commands):
-        main.register(cli_compile.compile_, "compile")
-        group = typer.Typer(name="toolchain", no_args_is_help=True)
-        for command in (cli_compile.install, cli_compile.status, cli_compile.remove):
-            group.command()(main._guarded(command))
-        main.app.add_typer(group)
 
 
 def run(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -128,7 +116,7 @@ def test_toolchain_status_and_a_second_install(toolchain: Toolchain, capfd: pyte
 
 def test_help_loads_neither_torch_nor_a_compiler() -> None:
     code = (
-        "import sys; from agcli import cli_compile, main; main.register(cli_compile.compile_, 'compile'); "
+        "import sys; from agcli import main; "
         "main.main(['compile', '--help']); "
         "sys.exit(str([m for m in ('torch', 'triton', 'agcli.compiler.compile') if m in sys.modules]) != '[]')"
     )
