@@ -226,7 +226,7 @@ def load(pointer: Any, mask: Any = None, other: Any = None, **_options: Any) -> 
     """Read memory. What a mask keeps out reads as ``other``; without ``other`` it is undefined, and NaN here."""
     if type(pointer) is Pointer:
         if mask is not None and not mask:
-            return other
+            return numeric(pointer.buffer, torch.tensor(_fill(other, pointer.buffer.dtype)))
         region = PointerBlock(pointer.buffer, pointer.offset, Affine(0, (), (), int32)).region((), ())
         assert region is not None
         return numeric(pointer.buffer, pointer.buffer.read(region))
@@ -262,6 +262,8 @@ def store(pointer: Any, value: Any, mask: Any = None, **_options: Any) -> None:
     shape = common_shape(pointer, mask)
     low, high, dense = _box_of(mask, shape)
     region = pointer.region(low, high) if dense and shape == pointer.shape else None
+    if region is not None and any(stride == 0 and size > 1 for stride, size in zip(region.strides, region.sizes)):
+        region = None  # several values for one element: one of them stays
     values = operand(value)[0]
     if region is not None:
         if 0 not in region.sizes:

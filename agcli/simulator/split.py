@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from agcli.errors import UsageError
 from agcli.simulator import context
 from agcli.simulator.binding import kernel_function, resolved_globals
 from agcli.simulator.shmem import sub_vec_id
@@ -104,6 +105,7 @@ class SplitKernel:
         if not isinstance(definition, ast.FunctionDef):
             raise TypeError(f"{function!r} is not a kernel function")
         ast.increment_lineno(definition, first - 1)
+        _refuse_unknown_syntax(definition, function.__code__.co_filename)
         source = Source(function, definition, resolved_globals(function))
         self._sources[function] = source
         context.kernel_files.add(function.__code__.co_filename)
@@ -347,6 +349,33 @@ class _Rewrite(ast.NodeVisitor):
             self.owner.names[name] = self.owner.kernel.callee_part(source, node, self.owner.taint, self.owner.part)
             function = ast.copy_location(ast.Name(name, ast.Load()), node.func)
         return ast.copy_location(ast.Call(function, arguments, keywords), node)
+
+
+_UNKNOWN_SYNTAX: dict[type[ast.AST], str] = {
+    ast.Break: "'break'",
+    ast.Continue: "'continue'",
+    ast.With: "'with'",
+    ast.Try: "'try'",
+    ast.Lambda: "'lambda'",
+    ast.NamedExpr: "':='",
+    ast.FunctionDef: "a function in a function",
+}
+
+
+def _refuse_unknown_syntax(definition: ast.FunctionDef, file: str) -> None:
+    """Raise UsageError for syntax that the split does not follow and would get wrong in silence.
+
+    Triton's compiler knows few of these either: it has no ``break``, for one.
+    """
+    if definition.args.kwonlyargs:
+        raise UsageError(f"{file}:{definition.lineno}: {definition.name} has keyword-only parameters; drop the '*'")
+    for node in ast.walk(definition):
+        what = _UNKNOWN_SYNTAX.get(type(node))
+        if what is None and isinstance(node, (ast.For, ast.While)) and node.orelse:
+            what = "'else' of a loop"
+        if what is not None and node is not definition:
+            line = getattr(node, "lineno", definition.lineno)
+            raise UsageError(f"{file}:{line}: {what} is not supported in a kernel ({definition.name})")
 
 
 # -- helpers on syntax -------------------------------------------------------------------------------------------------

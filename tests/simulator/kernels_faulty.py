@@ -101,3 +101,15 @@ def product_with_a_second_load_of_the_same_name(a_ptr, b_ptr, c_ptr, copy_ptr):
     a = tl.load(a_ptr + block)
     c = scaled(tl.dot(a, tl.load(b_ptr + block)), 2.0)
     tl.store(c_ptr + block, c)
+
+
+@triton.jit
+def several_values_for_one_element(out_ptr):
+    offs = tl.arange(0, 4)
+    tl.store(out_ptr + offs * 0, offs)
+
+
+@triton.jit
+def scalars_behind_a_mask(x_ptr, out_ptr, n):
+    tl.store(out_ptr, tl.load(x_ptr, mask=n > 0, other=5).to(tl.float32))
+    tl.store(out_ptr + 1, tl.load(x_ptr, mask=n > 0))
