@@ -102,7 +102,7 @@ class Scheduler:
                         blocked.append(task)
                 if blocked:
                     woken = self._wake(blocked)
-                    ready.extend(woken)
+                    ready.extend(task for task in blocked if task in woken)  # in their order, which a set has not
                     blocked = [task for task in blocked if task not in woken]
         finally:
             context.task = None
