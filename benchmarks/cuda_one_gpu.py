@@ -58,7 +58,7 @@ class Modelled:
         programs: int | None,
     ) -> None:
         self.config = choose(problem, **overrides)
-        own, _ = local_memory(problem, self.config)
+        own, self.peer = local_memory(problem, self.config)  # kept: the kernel writes to both
         self.engine = CudaEngine(problem, self.config, own, WAIT_LIMIT_S, programs)
         offset, size = symmetric_bytes(problem, self.config)
         shard = problem.m * problem.k

@@ -1,18 +1,24 @@
-"""The cuda backend where no GPU is: what it says is missing, its tuning, its orders of work, a model of its protocol."""
+"""The cuda backend without a GPU: what it says is missing, tuning, orders of work, and a model of its protocol."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import random
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
-from agcli.backends.cuda import CudaBackend, block_overrides, visible_devices
+from agcli.backends.cuda import CudaBackend, block_overrides, has_gluon, visible_devices
 from agcli.backends.cuda_tuning import SMEM_LIMIT_BYTES, CudaConfig, choose, push_unit, work_item
 from agcli.errors import UsageError
 from agcli.problem import KernelConfig, Problem, cdiv
 
+ROOT = Path(__file__).resolve().parent.parent
 SHAPES = [
     (128, 4096, 4096),
     (512, 4096, 4096),
@@ -74,12 +80,22 @@ def test_choose_fits_shared_memory_and_covers_k_and_m(shape: tuple[int, int, int
 
 
 def test_choose_narrows_tiles_until_the_own_shard_fills_the_gpu() -> None:
-    assert [choose(Problem(m, 4096, 4096, 2)).block_n for m in (128, 512, 1024)] == [64, 128, 256]
+    chosen = [choose(Problem(m, 4096, 4096, 2)) for m in (128, 256, 512, 1024)]
+    assert [(c.block_m, c.block_n) for c in chosen] == [(64, 64), (128, 64), (128, 128), (128, 256)]
+    assert [c.stages for c in chosen] == [6, 8, 6, 3]
 
 
 def test_overrides_win_over_the_tuning() -> None:
     config = choose(Problem(1024, 4096, 4096, 2), block_n=128, stages=5, group_m=3)
     assert (config.block_n, config.stages, config.group_m) == (128, 5, 3)
+
+
+@pytest.mark.parametrize("blocks", list(itertools.product((64, 128), (16, 64, 256), (16, 64, 128))), ids=str)
+def test_stages_are_as_many_as_fit_the_blocks_asked_for(blocks: tuple[int, int, int]) -> None:
+    block_m, block_n, block_k = blocks
+    config = choose(Problem(4096, 4096, 4096, 2), block_m=block_m, block_n=block_n, block_k=block_k)
+    assert config.stages >= 2
+    assert (config.block_m, config.block_n, config.block_k) == blocks
 
 
 def test_blocks_of_the_command_line_become_overrides() -> None:
@@ -92,7 +108,7 @@ def test_blocks_of_the_command_line_become_overrides() -> None:
     [
         ({"block_m": 256}, "block_m must be 64 or 128"),
         ({"block_n": 96}, "block_n must be a power of two"),
-        ({"block_k": 256}, "bytes of shared memory"),
+        ({"block_k": 512}, "bytes of shared memory"),
         ({"split_k": 3}, "split_k must be 1 or 2"),
         ({"chunk_k": 100}, "chunk_k must be a multiple of"),
     ],
@@ -100,6 +116,20 @@ def test_blocks_of_the_command_line_become_overrides() -> None:
 def test_what_cannot_run_is_refused(overrides: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         choose(Problem(1024, 4096, 4096, 2), **overrides)
+
+
+# -- the kernels, compiled ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not has_gluon(), reason="no Triton with Gluon")
+def test_both_kernels_compile_for_hopper_in_its_shared_memory(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
+    script = [sys.executable, str(ROOT / "tests" / "compile_cuda.py")]
+    result = subprocess.run(script, capture_output=True, text=True, timeout=200, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+    used = json.loads(result.stdout.splitlines()[-1])
+    assert set(used) == {"large", "ragged", "split", "addressed"}
+    assert max(used.values()) <= SMEM_LIMIT_BYTES
 
 
 # -- orders of work ----------------------------------------------------------------------------------------------

@@ -93,7 +93,8 @@ def symmetric_memory(size: int, group: Any, device: torch.device) -> PeerMemory:
         ) from e
     except RuntimeError as e:
         raise EnvironmentFault(f"symmetric memory of {size} bytes was refused: {e}") from e
-    return PeerMemory(rank, local, [int(p) for p in handle.buffer_ptrs], lambda: dist.barrier(group), handle)
+    offset = local.data_ptr() - int(handle.buffer_ptrs[rank])  # of the tensor in its allocation, alike on all ranks
+    return PeerMemory(rank, local, [int(p) + offset for p in handle.buffer_ptrs], lambda: dist.barrier(group), handle)
 
 
 def symmetric_bytes(problem: Problem, config: CudaConfig) -> tuple[int, int]:
@@ -147,6 +148,7 @@ class CudaEngine:
         self._epochs = torch.zeros(self._programs, dtype=torch.int32, device=device)
         # Pinned, so that the host sees what a kernel reports without waiting for it.
         self._error = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._calls = 0
         self._compiled: dict[Any, Any] = {}
         self._launches: dict[Any, Any] = {}
         # No peer may push before every rank has cleared its flags.
@@ -154,11 +156,15 @@ class CudaEngine:
         memory.meet()
 
     def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        """Enqueue ``c = all_gather(a) @ b`` on the current stream; a ``[M, K]``, b ``[K, N]``, c ``[W * M, N]``."""
+        """Enqueue ``c = all_gather(a) @ b`` on the current stream; a ``[M, K]``, b ``[K, N]``, c ``[W * M, N]``.
+
+        All calls of an engine go to one stream, or to streams that wait for each other.
+        """
         if self._error[0]:
             self.check()
         kernel, arguments = self.prepare(a, b, c)
         kernel(*arguments)
+        self._calls += 1
 
     def prepare(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[Any, tuple[Any, ...]]:
         """What ``run`` launches for these operands, compiled and loaded but not launched."""
@@ -251,19 +257,14 @@ class CudaEngine:
                 "that rank died, hangs, or made fewer calls. The results are wrong and this operator cannot go on."
             )
 
-    def _epoch(self) -> int:
-        """Calls completed. Waits for the device."""
-        return int(self._epochs[0])
-
     def poison(self) -> None:
-        """Fill with NaN the slot of the last call: the peers' next pushes go to the other one."""
-        half = self._gathered.shape[0] // 2
-        slot = self._epoch() & 1
-        self._gathered[slot * half : (slot + 1) * half].fill_(float("nan"))
+        """Fill with NaN the slot of the last call, in stream order: the peers' next pushes go to the other one."""
+        slot = (self._epochs[:1] & 1).long()  # chosen on the device, which alone knows of calls that graphs replayed
+        self._gathered.view(2, -1).index_fill_(0, slot, float("nan"))
 
     def place(self) -> dict[str, Any]:
-        """The slot that the last call used."""
-        return {"first_slot": self._epoch() & 1}
+        """The slot of the last ``run``, if no graph replayed calls."""
+        return {"first_slot": self._calls & 1}
 
     def close(self) -> None:
         """Free the symmetric memory. Collective: peers may still be pushing into it until all are here."""

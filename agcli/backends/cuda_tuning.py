@@ -36,6 +36,12 @@ done:
 }"""
 
 
+def smem_bytes(block_m: int, block_n: int, block_k: int, stages: int, epilogue_parts: int) -> int:
+    """Shared memory of a program: the ring of A and B tiles, the epilogue's staging buffers, barriers and the like."""
+    ring = stages * (block_m + block_n) * block_k * 2
+    return ring + min(epilogue_parts, 2) * block_m * block_n // epilogue_parts * 2 + 1024
+
+
 @dataclass(frozen=True)
 class CudaConfig:
     """Compile-time choices of the kernel. Raises UsageError for what cannot run on any GPU."""
@@ -90,8 +96,7 @@ class CudaConfig:
     @property
     def smem_bytes(self) -> int:
         """Bytes of shared memory: the ring of A and B tiles, and the two staging buffers of the epilogue."""
-        ring = self.stages * (self.block_m + self.block_n) * self.block_k * 2
-        return ring + min(self.epilogue_parts, 2) * self.block_m * self.block_n // self.epilogue_parts * 2 + 1024
+        return smem_bytes(self.block_m, self.block_n, self.block_k, self.stages, self.epilogue_parts)
 
     @property
     def units_per_chunk(self) -> int:
@@ -153,29 +158,40 @@ def push_unit(
     return chunk, row, col
 
 
-# Ring stages and pieces of the epilogue that were fastest at each tile width (benchmarks/cuda-notes.md), 128 rows.
-DEPTH = {256: (3, 1), 128: (6, 2), 64: (6, 1)}
-MIN_WAVE = 0.9  # of the programs: a tile size must give this many tiles of the own shard, else a narrower one is taken
+# Tiles (block_m, block_n, block_k) in the order of preference: the wider, the fewer bytes a product reads.
+TILES = ((128, 256, 64), (128, 128, 64), (128, 64, 64), (64, 64, 128))
+TILES_OF_FEW_ROWS = ((64, 128, 64), (64, 64, 128))  # for up to 64 rows
+MIN_WAVE = 0.9  # of the programs: as many tiles of the own shard a tile size must give, else the next is taken
+MAX_STAGES = 8
 SLICED_M = 512  # up to so many rows, arrival flags cover all rows of a slice of K; beyond, rows of the whole K
-SLICE_K = 512
-ROWS_K = 4096
+SLICE = 2**18  # elements of a slice: each costs the loads a look at its flag, some 0.1 us
+ROWS_K = 4096  # columns under one flag beyond SLICED_M
 
 
 def choose(problem: Problem, programs: int = 132, **overrides: int) -> CudaConfig:
     """The configuration for a problem on ``programs`` multiprocessors; ``overrides`` are fields of ``CudaConfig``.
 
-    The widest tile of which the own shard has about as many as there are programs: then nobody waits for the peers'
-    data in the first round of tiles. Where even the narrowest has fewer, half of the programs start with a peer's tile:
-    so its rows arrive in slices of K, of which the first is soon there.
+    The widest tile of which the own shard has about as many as there are programs: then all are busy with it while the
+    peers' data is on its way. Measured on H200 (benchmarks/cuda-notes.md).
     """
-    block_m = overrides.get("block_m", 64 if problem.m <= 64 else 128)
-    rows = cdiv(problem.m, block_m)
-    wide = [n for n in DEPTH if rows * cdiv(problem.n, n) >= MIN_WAVE * programs]
-    block_n = overrides.get("block_n", wide[0] if wide else min(DEPTH))
-    stages, parts = DEPTH.get(block_n, (2, 1))
-    chosen = {"block_m": block_m, "block_n": block_n, "stages": stages, "epilogue_parts": parts}
+    tiles = TILES if problem.m > 64 else TILES_OF_FEW_ROWS
+    enough = (t for t in tiles if cdiv(problem.m, t[0]) * cdiv(problem.n, t[1]) >= MIN_WAVE * programs)
+    names = ("block_m", "block_n", "block_k")
+    blocks = {name: overrides.get(name, value) for name, value in zip(names, next(enough, tiles[-1]), strict=True)}
+    stages, parts = _depth(**blocks)
+    rows = cdiv(problem.m, blocks["block_m"]) * blocks["block_m"]
     if problem.m <= SLICED_M:
-        chosen |= {"chunk_m": rows * block_m, "chunk_k": SLICE_K}
+        chunks = {"chunk_m": rows, "chunk_k": SLICE // rows // 256 * 256}
     else:
-        chosen |= {"chunk_m": block_m, "chunk_k": ROWS_K}
-    return CudaConfig(**chosen | overrides)
+        chunks = {"chunk_m": 128, "chunk_k": ROWS_K, "push_m": 32}
+    return CudaConfig(**blocks | {"stages": stages, "epilogue_parts": parts} | chunks | overrides)
+
+
+def _depth(block_m: int, block_n: int, block_k: int) -> tuple[int, int]:
+    """Stages of the ring and pieces of the epilogue: as few pieces as leave room for three stages, or else for two."""
+    for least in (3, 2):
+        for parts in (1, 2, 4):
+            for stages in range(MAX_STAGES, least - 1, -1):
+                if smem_bytes(block_m, block_n, block_k, stages, parts) <= SMEM_LIMIT_BYTES:
+                    return stages, parts
+    return 2, 4

@@ -14,6 +14,14 @@ from agcli.backends import cuda_tuning
 
 # What the peer stored is then read by TMA, which is another proxy than that of ordinary loads: hence the fence.
 WAIT_ASM = gl.constexpr(cuda_tuning.WAIT_ASM.removesuffix("}") + "    fence.proxy.async.global;\n}")
+# Of a thread that pushes and one that loads: what the compiler needs for them without spilling, the rest multiplies.
+PUSH_REGISTERS = gl.constexpr(104)
+LOAD_REGISTERS = gl.constexpr(24)
+PASS_ROWS = gl.constexpr(16)
+# Gluon's names since Triton 3.7 and 3.9, and those of before.
+_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+_tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+_tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 _work_item = gluon.jit(cuda_tuning.work_item)
 _push_unit = gluon.jit(cuda_tuning.push_unit)
 
@@ -28,46 +36,41 @@ def _wait_for(flag_address, target, limit_ns):
 
 @gluon.jit
 def _push(
-    a_ptr,
-    bases_ptr,
-    epoch,
-    M,
-    K,
-    a_stride,
-    rank,
-    shard_bytes,
-    flags_offset,
-    chunks_m,
-    chunks_k,
-    C: gl.constexpr,
-    WORLD: gl.constexpr,
-):
+    a_ptr, bases_ptr, epochs_ptr, M, K, a_stride, shard_bytes, rank, flags_offset, chunks_m, chunks_k,
+    C: gl.constexpr, WORLD: gl.constexpr,
+):  # fmt: skip
     """Copy this program's units of the own shard into every peer's slot of this call, and count them up there."""
     dtype: gl.constexpr = a_ptr.dtype.element_ty
     lanes_k: gl.constexpr = min(32, C.push_k // 8)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes_k, lanes_k], [C.push_warps, 1], [1, 0])
+    pass_rows: gl.constexpr = min(C.push_m, PASS_ROWS)  # at a time, for all it loads is in registers
+    passes: gl.constexpr = C.push_m // pass_rows
     units = chunks_m * chunks_k * C.units_per_chunk
-    slot_bytes = shard_bytes.to(gl.int64) * WORLD
-    rows = gl.arange(0, C.push_m, gl.SliceLayout(1, layout))
+    epoch = gl.load(epochs_ptr + gl.program_id(0)) + 1
+    rows = gl.arange(0, pass_rows, gl.SliceLayout(1, layout))
     cols = gl.arange(0, C.push_k, gl.SliceLayout(0, layout))
     # Both are multiples of 8 or the launch would not be ours; saying so makes every access one of 16 bytes.
     width = K // 8 * 8
     stride = a_stride // 8 * 8
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        chunk, first_row, first_col = _push_unit(
+        chunk, unit_row, first_col = _push_unit(
             unit, chunks_k, C.units_per_chunk, C.chunk_m, C.chunk_k, C.push_m, C.push_k
         )
-        mask = ((first_row + rows) < M)[:, None] & ((first_col + cols) < width)[None, :]
-        source = a_ptr + first_row.to(gl.int64) * stride + first_col
-        values = gl.load(source + (rows[:, None] * stride + cols[None, :]), mask=mask)
-        offsets = rows[:, None] * width + cols[None, :]
-        for hop in gl.static_range(1, WORLD):
-            peer = (rank + WORLD - hop) % WORLD
-            shard = gl.load(bases_ptr + peer) + (epoch & 1) * slot_bytes + rank * shard_bytes.to(gl.int64)
-            target = gl.multiple_of(shard.to(gl.pointer_type(dtype)), 16) + first_row.to(gl.int64) * width + first_col
-            gl.store(target + offsets, values, mask=mask)
+        for i in gl.static_range(passes):
+            first_row = unit_row + i * pass_rows
+            mask = ((first_row + rows) < M)[:, None] & ((first_col + cols) < width)[None, :]
+            source = a_ptr + first_row.to(gl.int64) * stride + first_col
+            values = gl.load(source + (rows[:, None] * stride + cols[None, :]), mask=mask)
+            offset = first_row.to(gl.int64) * width + first_col
+            offsets = rows[:, None] * width + cols[None, :]
+            slot = ((epoch & 1) * WORLD + rank) * shard_bytes.to(gl.int64)
+            for hop in gl.static_range(1, WORLD):
+                peer = (rank + WORLD - hop) % WORLD
+                shard = gl.load(bases_ptr + peer) + slot
+                target = gl.multiple_of(shard.to(gl.pointer_type(dtype)), 16) + offset
+                gl.store(target + offsets, values, mask=mask)
         # All warps' stores happen before the one release at system scope that follows the barrier.
-        gl.thread_barrier()
+        _barrier()
         for hop in gl.static_range(1, WORLD):
             peer = (rank + WORLD - hop) % WORLD
             flag = gl.load(bases_ptr + peer) + flags_offset + (rank * (chunks_m * chunks_k) + chunk) * 4
@@ -76,34 +79,14 @@ def _push(
 
 @gluon.jit
 def _load(
-    a_desc,
-    gathered_desc,
-    b_desc,
-    a_ring,
-    b_ring,
-    full,
-    empty,
-    bases_ptr,
-    error_ptr,
-    epoch,
-    M,
-    N,
-    K,
-    rank,
-    flags_offset,
-    chunks_m,
-    chunks_k,
-    limit_ns,
-    C: gl.constexpr,
-    WORLD: gl.constexpr,
-):
+    a_desc, gathered_desc, b_desc, a_ring, b_ring, full, empty, bases_ptr, epochs_ptr, error_ptr, M, N, K, rank,
+    flags_offset, chunks_m, chunks_k, limit_ns, C: gl.constexpr, WORLD: gl.constexpr,
+):  # fmt: skip
     """Fetch the A and B tiles of this program's work items into the ring, waiting where a peer's chunk begins."""
     tiles_m = gl.cdiv(M, C.block_m)
     tiles_n = gl.cdiv(N, C.block_n)
     steps = gl.cdiv(K, C.block_k)
     per_source = tiles_m * tiles_n * C.split_k
-    flags = gl.load(bases_ptr + rank) + flags_offset
-    target = epoch * C.units_per_chunk
     stage = 0
     phase = 1
     failed = 0
@@ -111,21 +94,28 @@ def _load(
         source, row, col, part = _work_item(item, per_source, tiles_m, tiles_n, rank, WORLD, C.split_k, C.group_m)
         first = part * steps // C.split_k
         last = (part + 1) * steps // C.split_k
-        slot_row = ((epoch & 1) * WORLD + source) * M + row * C.block_m
-        chunk_base = source * (chunks_m * chunks_k) + (row * C.block_m // C.chunk_m) * chunks_k
+        a_row = row * C.block_m
+        target = 0
+        flags = (gl.program_id(0) * 0).to(gl.int64)
+        if source != rank:  # only then: the own shard need not wait for the epoch to be loaded
+            epoch = gl.load(epochs_ptr + gl.program_id(0)) + 1
+            target = epoch * C.units_per_chunk
+            chunk = source * (chunks_m * chunks_k) + (a_row // C.chunk_m) * chunks_k
+            flags = gl.load(bases_ptr + rank) + flags_offset + chunk * 4
+            a_row += ((epoch & 1) * WORLD + source) * M
         for step in range(first, last):
             mbarrier.wait(empty.index(stage), phase)
             bar = full.index(stage)
             mbarrier.expect(bar, a_desc.block_type.nbytes + b_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(b_desc, [step * C.block_k, col * C.block_n], bar, b_ring.index(stage))
+            _tma_load(b_desc, [step * C.block_k, col * C.block_n], bar, b_ring.index(stage))
             if source == rank:
-                tma.async_copy_global_to_shared(a_desc, [row * C.block_m, step * C.block_k], bar, a_ring.index(stage))
+                _tma_load(a_desc, [a_row, step * C.block_k], bar, a_ring.index(stage))
             else:
                 if ((step == first) | (step * C.block_k % C.chunk_k == 0)) & (failed == 0):
-                    failed = _wait_for(flags + (chunk_base + step * C.block_k // C.chunk_k) * 4, target, limit_ns)
+                    failed = _wait_for(flags + step * C.block_k // C.chunk_k * 4, target, limit_ns)
                     if failed != 0:
                         gl.store(error_ptr, 1 + source)
-                tma.async_copy_global_to_shared(gathered_desc, [slot_row, step * C.block_k], bar, a_ring.index(stage))
+                _tma_load(gathered_desc, [a_row, step * C.block_k], bar, a_ring.index(stage))
             stage += 1
             if stage == C.stages:
                 stage = 0
@@ -165,13 +155,11 @@ def _store_tile(acc, c_desc, c_ptr, c_stage, source, row, col, M, N, c_stride, C
         first_col = col * C.block_n + i * width
         if EVEN_M:
             tma.store_wait(buffers - 1)
-            gl.thread_barrier()
+            _barrier()
             c_stage.index(i % buffers).store(piece)
             fence_async_shared()
-            gl.thread_barrier()
-            tma.async_copy_shared_to_global(
-                c_desc, [source * M + row * C.block_m, first_col], c_stage.index(i % buffers)
-            )
+            _barrier()
+            _tma_store(c_desc, [source * M + row * C.block_m, first_col], c_stage.index(i % buffers))
         else:
             corner = c_ptr + (source * M + row * C.block_m).to(gl.int64) * c_stride + first_col
             _store_masked(piece, corner, c_stride, M - row * C.block_m, N - first_col)
@@ -217,14 +205,14 @@ def _multiply(
             acc = warpgroup_mma(a_ring.index(stage), b_ring.index(stage), acc, is_async=True)
             acc = warpgroup_mma_wait(1, deps=(acc,))
             # Both warpgroups are past the step before: its stage may be filled again.
-            gl.thread_barrier()
+            _barrier()
             mbarrier.arrive(empty.index((stage + C.stages - 1) % C.stages), pred=step > first)
             stage += 1
             if stage == C.stages:
                 stage = 0
                 phase ^= 1
         acc = warpgroup_mma_wait(0, deps=(acc,))
-        gl.thread_barrier()
+        _barrier()
         mbarrier.arrive(empty.index((stage + C.stages - 1) % C.stages), pred=last > first)
         if C.split_k == 1:
             _store_tile(acc, c_desc, c_ptr, c_stage, source, row, col, M, N, c_stride, C, EVEN_M)
@@ -235,7 +223,7 @@ def _multiply(
             in_tile += gl.arange(0, C.block_n, gl.SliceLayout(0, layout))[None, :]
             halves = partial_ptr + tile.to(gl.int64) * (2 * C.block_m * C.block_n)
             gl.store(halves + part * (C.block_m * C.block_n) + in_tile, acc)
-            gl.thread_barrier()
+            _barrier()
             turn = gl.atomic_add(turns_ptr + tile, 1, sem="acq_rel", scope="gpu")
             if turn == 1:
                 gl.store(turns_ptr + tile, 0)
@@ -265,76 +253,19 @@ def allgather_gemm_kernel(
         mbarrier.init(empty.index(i), count=1)
     chunks_m = gl.cdiv(M, C.chunk_m)
     chunks_k = gl.cdiv(K, C.chunk_k)
-    epoch = gl.load(epochs_ptr + gl.program_id(0)) + 1
+    # fmt: off
     gl.warp_specialize(
         [
-            (
-                _multiply,
-                (
-                    c_desc,
-                    c_ptr,
-                    c_stage,
-                    a_ring,
-                    b_ring,
-                    full,
-                    empty,
-                    partial_ptr,
-                    turns_ptr,
-                    M,
-                    N,
-                    K,
-                    c_stride,
-                    rank,
-                    C,
-                    WORLD,
-                    EVEN_M,
-                ),
-            ),
-            (
-                _push,
-                (
-                    a_ptr,
-                    bases_ptr,
-                    epoch,
-                    M,
-                    K,
-                    a_stride,
-                    rank,
-                    shard_bytes,
-                    flags_offset,
-                    chunks_m,
-                    chunks_k,
-                    C,
-                    WORLD,
-                ),
-            ),
-            (
-                _load,
-                (
-                    a_desc,
-                    gathered_desc,
-                    b_desc,
-                    a_ring,
-                    b_ring,
-                    full,
-                    empty,
-                    bases_ptr,
-                    error_ptr,
-                    epoch,
-                    M,
-                    N,
-                    K,
-                    rank,
-                    flags_offset,
-                    chunks_m,
-                    chunks_k,
-                    limit_ns,
-                    C,
-                    WORLD,
-                ),
-            ),
+            (_multiply, (c_desc, c_ptr, c_stage, a_ring, b_ring, full, empty, partial_ptr, turns_ptr, M, N, K,
+                         c_stride, rank, C, WORLD, EVEN_M)),
+            (_push, (a_ptr, bases_ptr, epochs_ptr, M, K, a_stride, shard_bytes, rank, flags_offset,
+                     chunks_m, chunks_k, C, WORLD)),
+            (_load, (a_desc, gathered_desc, b_desc, a_ring, b_ring, full, empty, bases_ptr, epochs_ptr, error_ptr,
+                     M, N, K, rank, flags_offset, chunks_m, chunks_k, limit_ns, C, WORLD)),
         ],
         [C.push_warps, 1],
-        [104, 24],
+        [PUSH_REGISTERS, LOAD_REGISTERS],
     )
-    gl.store(epochs_ptr + gl.program_id(0), epoch)
+    # fmt: on
+    # All of this program have read its copy of the number of the call.
+    gl.store(epochs_ptr + gl.program_id(0), gl.load(epochs_ptr + gl.program_id(0)) + 1)

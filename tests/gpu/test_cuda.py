@@ -204,7 +204,6 @@ def test_a_graph_of_calls_replays() -> None:
         graph.replay()
         torch.cuda.synchronize()
         ranks.assert_right(a, b, c)
-    assert ranks.engines[0].place() == {"first_slot": 0}  # ten calls
 
 
 def test_a_peer_that_never_calls_is_reported() -> None:
