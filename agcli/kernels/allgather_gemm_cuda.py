@@ -1,4 +1,16 @@
-"""The fused AllGather+GEMM kernels for NVIDIA GPUs: one launch a call, symmetric memory over NVLink, no barrier."""
+"""The fused AllGather+GEMM kernel for Hopper GPUs: one persistent launch a call, symmetric memory, no barrier.
+
+A ``[M, K]`` and B ``[K, N]`` of this rank, C ``[W * M, N]``; what the peers pushed lies in ``gathered`` ``[2 * W * M, K]``
+(slot, source, row). Every program does three things at once, each by warps of its own:
+
+- ``_push`` copies its units of the own shard into the peers' slots and counts them in the peers' flags;
+- ``_load`` brings tiles of A and B into a ring in shared memory, own shard first, and waits for a flag where a peer's
+  chunk begins;
+- ``_multiply`` multiplies the ring's tiles and stores C.
+
+The ring goes on from tile to tile, so that waiting for a peer delays neither pushes nor products that need no waiting.
+The protocol, and why it needs no barrier, is in ``agcli/backends/cuda_engine.py``.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
