@@ -1,7 +1,7 @@
 """The fused AllGather+GEMM kernel for Hopper GPUs: one persistent launch a call, symmetric memory, no barrier.
 
-A ``[M, K]`` and B ``[K, N]`` of this rank, C ``[W * M, N]``; what the peers pushed lies in ``gathered`` ``[2 * W * M, K]``
-(slot, source, row). Every program does three things at once, each by warps of its own:
+A ``[M, K]`` and B ``[K, N]`` of this rank, C ``[W * M, N]``; what the peers pushed lies in ``gathered``,
+``[2 * W * M, K]`` (slot, source, row). Every program does three things at once, each by warps of its own:
 
 - ``_push`` copies its units of the own shard into the peers' slots and counts them in the peers' flags;
 - ``_load`` brings tiles of A and B into a ring in shared memory, own shard first, and waits for a flag where a peer's
