@@ -157,12 +157,12 @@ def _compare(case: Case, key: tuple[int, int], c: torch.Tensor) -> Iterator[Find
     wrong = (c != want).nonzero()
     if len(wrong):
         row, column = (int(i) for i in wrong[0])
-        place = case.plan.locate(row, column, launch * case.plan.iterations % case.config.buffer_num)
+        source = case.plan.locate(row, column, 0)
         yield Finding(
             "wrong-result",
             f"C of rank {rank}, launch {launch}, differs from the product in {len(wrong)} of {c.numel()} elements, "
-            f"first in row {row}, column {column} (source rank {place['source_rank']}, iteration {place['iteration']}): "
-            f"got {c[row, column].item():g}, want {want[row, column].item():g}",
+            f"first in row {row}, column {column} (source rank {source['source_rank']}, "
+            f"iteration {source['iteration']}): got {c[row, column].item():g}, want {want[row, column].item():g}",
         )
 
 

@@ -1,0 +1,77 @@
+"""``ag-gemm check``: exit statuses, the table, JSON."""
+
+import json
+
+import programs as p
+import pytest
+
+from agcli.main import main
+
+QUICK = ("check", "--world", "2", "--m", "43", "--transport", "store", "--buffer-num", "2")
+SEED = ("check", "--kernel", f"{p.KERNELS / 'seed_gemm.py'}:kernel_allgather_gemm", "--world", "2")
+
+
+def test_our_kernel_is_clean(capsys):
+    assert main([*QUICK]) == 0
+    out = capsys.readouterr().out
+    assert "no fault found" in out
+    assert "1 of 1 cases are free of faults" in out
+
+
+def test_the_printed_kernel_of_the_defining_document_has_one_fault(capsys):
+    """Its slots restart at 0 each launch: with an odd number of iterations a fast rank overwrites a slow one's data."""
+    assert main([*SEED, "--m", "96", "--buffer-num", "2", "--json", "-"]) == 1
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    (fault,) = report["faults"]
+    assert (fault["kind"], report["result"], report["exit_status"]) == ("race", "FAIL", 1)
+    assert {place["launch"] for place in fault["places"]} == {0, 1}
+    assert "FAULT race" in captured.err, "the table goes where the JSON is not"
+
+
+def test_the_printed_kernel_is_clean_where_its_iterations_are_even():
+    assert main([*SEED, "--m", "64", "--buffer-num", "2"]) == 0
+
+
+def edited(tmp_path, kernel, *edits):
+    """The name of a kernel of the tests, changed."""
+    source = (p.KERNELS / kernel).read_text()
+    for old, new in edits:
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    (tmp_path / kernel).write_text(source)
+    return f"{tmp_path / kernel}:kernel_allgather_gemm"
+
+
+def test_signals_are_given_to_kernels_that_want_them(tmp_path):
+    barrier = "        libshmem_device.barrier_all()\n"
+    signal = "        libshmem_device.signal_op(sig_ptr, launch, 0, 0)\n"
+    edits = (("    peer_mem_ptr,\n", "    peer_mem_ptr,\n    sig_ptr,\n    launch,\n"), (barrier, barrier + signal))
+    kernel = edited(tmp_path, "barrier_gemm.py", *edits)
+    assert main(["check", "--kernel", kernel, "--world", "2", "--m", "43"]) == 0
+
+
+def test_a_wrong_result_without_a_race_is_found(tmp_path, capsys):
+    kernel = edited(tmp_path, "seed_gemm.py", ("accumulator += tl.dot(a, b)", "accumulator = tl.dot(a, b)"))
+    assert main(["check", "--kernel", kernel, "--world", "2", "--m", "64", "--buffer-num", "2"]) == 1
+    assert "FAULT wrong-result: C of rank 0, launch 0, differs from the product in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--kernel", "nowhere.py:kernel"], "no such kernel file"),
+        (["--kernel", f"{p.KERNELS / 'ring.py'}:kernel"], "parameters that check cannot give: src_ptr, dst_ptr"),
+        (["--world", "2", "--m", "0"], "M must be at least 1"),
+        (["--buffer-num", "1"], "buffer_num must be at least 2"),
+        (["--world", "2", "--launches", "0"], "--launches"),
+    ],
+)
+def test_wrong_usage_ends_with_2(arguments, problem, capsys):
+    assert main(["check", *arguments]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_report_file_that_cannot_be_written_is_refused_first(tmp_path, capsys):
+    assert main([*QUICK, "--json", str(tmp_path / "no" / "report.json")]) == 2
+    assert "there is no directory" in capsys.readouterr().err

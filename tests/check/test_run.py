@@ -1,0 +1,140 @@
+"""``run`` from a script: what it refuses, what its reports say, the example."""
+
+import runpy
+
+import programs as p
+import pytest
+import torch
+
+from agcli.check.findings import FAULTS, WARNINGS, Finding, Findings, Place
+from agcli.errors import UsageError
+from agcli.simulator import run
+
+RESTART = {"restart": True}
+
+
+def test_a_race_is_reported_like_a_good_sanitizer_would(tmp_path):
+    result, _ = p.BARRIER_GEMM.check(tmp_path, **RESTART)
+    race = result.faults[0]
+    read, write = race.places
+    assert (read.rank, write.rank) == (1, 0)
+    assert (read.launch, write.launch) == (0, 1)
+    assert (read.unit, write.unit) == ("cube", "vector 1")
+    assert dict(read.loops)["global_id_m"] == 2
+    assert dict(write.loops)["global_id_m"] == 0
+    text = str(result)
+    for part in (
+        "FAULT race: write-read race on peer_mem of rank 1, slot 0, rows 0-10, columns 0-15",
+        f"barrier_gemm.py:{read.line} in kernel_allgather_gemm",
+        "rank 1, core 0, cube, launch 0, global_id_m = 2, tile = 0, block_k = 0, after 3 barriers of this launch",
+        "last common synchronisation: barrier_all 2 of launch 0",
+        "launches of different ranks are not ordered: rank 1 was in launch 0, rank 0 in launch 1",
+        "kernel_allgather_gemm: 1 fault (race)",
+    ):
+        assert part in text, text
+
+
+def test_one_launch_does_not_show_what_needs_two(tmp_path):
+    def only_one(rank, results, **options):
+        return p.barrier_gemm(rank, results, **options)
+
+    source = f"{p.BARRIER_GEMM.file}:kernel_allgather_gemm"
+    for launches, clean in ((1, True), (2, False)):
+        result = run(source, lambda rank: only_one(rank, {}, **RESTART), cores=3, launches=launches)
+        assert result.clean == clean
+
+
+def test_who_waits_where_is_in_the_report_of_a_deadlock(tmp_path):
+    edits = (("signal_op(sig_ptr, turn + 1, 0, 1)", "signal_op(sig_ptr, turn + 1, 0, 0)"),)
+    result, _ = p.STREAM.check(tmp_path, edits)
+    (fault,) = result.faults
+    assert fault.kind == "deadlock"
+    assert any("waiting for signals[0] >= 1" in line and "rank 1, core 0" in line for line in fault.details)
+
+
+def test_an_old_signal_without_consequences_is_a_warning(tmp_path):
+    """A token ring needs no data: only its words are at stake, and nothing races."""
+    edits = (
+        ("                data = tl.load(mem_ptr + offs, mask=offs < n, other=0.0)\n", ""),
+        ("                tl.store(dst_ptr + i * n + offs, data, mask=offs < n)\n", ""),
+        ("libshmem_device.signal_wait_until(sig_ptr + 1, 3, turn)", "turn = turn + 0"),
+        ("libshmem_device.putmem_nbi(mem_ptr, src_ptr + i * n, n * 2, 1)", "turn = turn + 0"),
+        ("signal_op(sig_ptr, turn + 1, 0, 1)", "signal_op(sig_ptr, 1, 0, 1)"),
+        ("signal_wait_until(sig_ptr, 3, turn + 1)", "signal_wait_until(sig_ptr, 3, 1)"),
+    )
+    result, _ = p.STREAM.check(tmp_path, edits)
+    assert result.clean, str(result)
+    assert [w.kind for w in result.warnings] == ["signal-reuse"]
+
+
+def test_the_same_check_finds_the_same_things(tmp_path):
+    edits = (("                tl.store(sig_ptr, 0)\n", ""),)
+    first, second = (str(p.HANDSHAKE.check(tmp_path, edits)[0]) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("kernel", "problem"),
+    [
+        ("nowhere.py:kernel", "no such kernel file"),
+        (f"{p.KERNELS / 'ring.py'}:other", "has no kernel 'other'; it has kernel"),
+        ("ring", "name the kernel as FILE:NAME"),
+        (len, "not a kernel"),
+    ],
+)
+def test_what_is_no_kernel_is_refused(kernel, problem):
+    with pytest.raises(UsageError, match=problem):
+        run(kernel, lambda rank: {})
+
+
+def test_arguments_that_do_not_fit_are_refused():
+    with pytest.raises(UsageError, match="arguments do not fit kernel: missing a required argument"):
+        run(f"{p.KERNELS / 'ring.py'}:kernel", lambda rank: {"rank": 0})
+
+
+def test_ranks_must_agree_on_symmetric_memory():
+    def arguments(rank):
+        return p.ring(rank, {}) | {"ring_ptr": rank.symmetric("mem", (2 + rank.rank,), torch.float16)}
+
+    with pytest.raises(UsageError, match="must be the same on all ranks"):
+        run(f"{p.KERNELS / 'ring.py'}:kernel", arguments)
+
+
+def test_a_world_without_ranks_is_refused():
+    with pytest.raises(UsageError, match="world must be at least 1"):
+        run(f"{p.KERNELS / 'ring.py'}:kernel", lambda rank: {}, world=0)
+
+
+def test_an_error_in_the_kernel_names_its_line(tmp_path):
+    with pytest.raises(UsageError, match=r"the kernel raised AttributeError: .* at .*ring\.py:\d+ in kernel"):
+        p.RING.check(tmp_path, (("tl.arange(0, BLOCK)", "tl.arrange(0, BLOCK)"),))
+
+
+def test_the_example_verifies_and_checks_a_kernel(capsys, tmp_path):
+    example = runpy.run_path(str(p.EXAMPLES / "check_my_kernel.py"))
+    assert example["main"]() == 0
+    assert "no fault found" in capsys.readouterr().out
+    broken = tmp_path / "broken.py"
+    source = (p.EXAMPLES / "gemm_reduce_scatter.py").read_text()
+    broken.write_text(source.replace("    libshmem_device.barrier_all()\n", ""))
+    assert example["main"](f"{broken}:kernel") == 1
+    assert "FAULT race" in capsys.readouterr().out
+
+
+def test_the_example_is_short():
+    lines = (p.EXAMPLES / "check_my_kernel.py").read_text().split("def main")[1].split("if __name__")[0].splitlines()
+    assert len([line for line in lines if line.strip()]) <= 20
+
+
+def test_every_kind_of_finding_is_described():
+    kinds = {**FAULTS, **WARNINGS}
+    assert all(text and not text.endswith(".") for text in kinds.values())
+
+
+def test_a_finding_seen_again_is_counted():
+    findings = Findings()
+    for rank in range(3):
+        findings.add(Finding("race", "write-read race", (Place("read", "k.py", 7, "k", rank, 0, "cube", 0),)))
+    (fault,) = findings.faults
+    assert fault.count == 3
+    assert fault.places[0].rank == 0
