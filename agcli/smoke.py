@@ -66,9 +66,10 @@ _CASES = (
 
 
 def cases(transports: Sequence[str]) -> list[Case]:
-    """The list for a platform with these transports, none where it has one way only.
+    """The list for a platform with these transports, none where it has one way only and so a kernel of its own.
 
-    The first case meets every pair of type and transport, the others take turns; without transports all have both.
+    The first case meets every pair of type and transport, the others take turns; without transports all have both, and
+    the platform's own blocks, since those of ``KernelConfig`` are this kernel's.
     """
     found = []
     for number, case in enumerate(_CASES):
@@ -76,7 +77,7 @@ def cases(transports: Sequence[str]) -> list[Case]:
             dtypes = ("fp16", "bf16") if number % 2 == 0 else ("bf16", "fp16")
             for dtype in dtypes if transport and number == 0 else (dtypes[index % 2],):
                 name = "-".join(filter(None, (case.name, dtype, transport)))
-                config = {**case.config, "transport": transport} if transport else case.config
+                config = {**case.config, "transport": transport} if transport else {}
                 found.append(Case(name, case.m, case.n, case.k, dtype, config, case.data, case.repeat))
     return found
 

@@ -69,7 +69,7 @@ def test_without_transports_every_shape_has_both_types() -> None:
     found = smoke.cases(())
     shapes = {(case.m, case.n, case.k) for case in found}
     assert {(c.m, c.n, c.k, c.dtype) for c in found} == {(*s, d) for s in shapes for d in ("fp16", "bf16")}
-    assert all("transport" not in case.config for case in found)
+    assert all(not case.config for case in found)  # a kernel of its own has blocks of its own
 
 
 @pytest.mark.parametrize("soc", ["Ascend910B3", "Ascend950PR_9579"])
