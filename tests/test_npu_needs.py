@@ -150,8 +150,10 @@ def test_a_triton_dist_without_putmem_is_said_to_be_one(packages: Path) -> None:
     put(packages, module, text="def barrier_all():\n    ...\n")
     assert need("triton_dist").ok
     assert "store only" in need("triton_dist").found
+    assert NpuBackend().bench_hooks().transports == ("store",)
     put(packages, module, text="def putmem(dest, source, nbytes, pe):\n    ...\n")
     assert "store only" not in need("triton_dist").found
+    assert NpuBackend().bench_hooks().transports == ("store", "putmem")
 
 
 def test_another_package_called_shmem_is_not_taken_for_aclshmem(packages: Path) -> None:

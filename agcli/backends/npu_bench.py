@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from agcli.backends.npu_needs import offers_putmem
 from agcli.bench_hooks import BenchHooks, EventTimer, Product, Timer
 
 if TYPE_CHECKING:
@@ -24,10 +25,9 @@ VENDOR_K = range(256, 65535)
 class NpuBenchHooks(BenchHooks):
     """For an NPU. ``group`` None: the default process group."""
 
-    transports = ("store", "putmem")
-
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
+        self.transports = ("store", "putmem") if offers_putmem() else ("store",)
 
     def timer(self) -> Timer | None:
         """Events on the current stream."""

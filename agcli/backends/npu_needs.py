@@ -196,10 +196,18 @@ def _triton_dist() -> tuple[bool, str, str]:
     spec = importlib.util.find_spec("triton_dist")
     if spec is None or not spec.submodule_search_locations:
         return False, "not installed", "build Triton-distributed for Ascend (its docs/build.md)"
-    device = Path(next(iter(spec.submodule_search_locations))) / "language/extra/ascend/libaclshmem_device.py"
-    if device.is_file() and "def putmem(" not in device.read_text(errors="replace"):
+    if not offers_putmem():
         return True, "found, without putmem: transport store only", ""
     return True, version_of("triton-dist", "triton_dist") or "found, version unknown", ""
+
+
+def offers_putmem() -> bool:
+    """Whether the triton_dist that is installed can put, as far as its files tell; True where they do not."""
+    spec = importlib.util.find_spec("triton_dist")
+    if spec is None or not spec.submodule_search_locations:
+        return True
+    device = Path(next(iter(spec.submodule_search_locations))) / "language/extra/ascend/libaclshmem_device.py"
+    return not device.is_file() or bool(re.search(r"^\s*(def )?putmem\b", device.read_text(errors="replace"), re.M))
 
 
 def _shmem() -> tuple[bool, str, str]:
