@@ -20,8 +20,8 @@ class CheckedTask(Task):
     """A task with what the check keeps of it.
 
     ``actor`` is its index among the clocks, ``passed`` the barriers it has passed in this launch, ``synchronised`` the
-    last barrier of each scope over all launches, ``pending`` its transfers under way, ``ordered`` what a fence made
-    everything that it sends later come after.
+    last barrier of each scope over all launches, ``pending`` its transfers under way, ``ordered`` what a fence made all
+    that it sends or transfers later come after.
     """
 
     __slots__ = ("actor", "free", "ordered", "passed", "pending", "spins", "synchronised")

@@ -32,6 +32,7 @@ from agcli.check.world import CheckedMachine, LocalWorld, deadlock, units_of
 from agcli.errors import AgGemmError, KernelFault, UsageError
 from agcli.simulator.binding import load_kernel
 from agcli.simulator.launch import bind, tasks_of
+from agcli.simulator.memory import Buffer
 from agcli.simulator.split import SplitKernel, call_kind_of
 
 SCOPES = ("gpu", "cta", "sys")
@@ -180,8 +181,9 @@ class _Simulation:
     def _start(self, rank: int) -> None:
         launch = self._world.ended[rank]
         named = self._arguments(Rank(rank, self._world.size, launch, self._world))
+        known = _shared_buffers(named, rank) | self._world.symmetric[rank]
         try:
-            bound = bind(self._kernel, (), named, rank, self._world.symmetric[rank])
+            bound = bind(self._kernel, (), named, rank, known)
         except TypeError as error:
             raise UsageError(f"the arguments do not fit {self._kernel.name}: {error}") from error
         units = units_of(self._kernel)
@@ -212,6 +214,17 @@ class _Simulation:
     def _poll(self) -> None:
         for machine in self._machines.values():
             machine.poll()
+
+
+def _shared_buffers(named: Mapping[str, Any], rank: int) -> dict[int, Buffer]:
+    """One buffer for a tensor that is given for several parameters, such as input and output of what works in place."""
+    buffers: dict[int, Buffer] = {}
+    for name, value in named.items():
+        if isinstance(value, torch.Tensor):
+            buffer = buffers.setdefault(value.data_ptr(), Buffer(value, name, rank))
+            if value.numel() > buffer.flat.numel():
+                buffers[value.data_ptr()] = Buffer(value, name, rank)
+    return buffers
 
 
 def _grade(findings: Findings) -> None:

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 
 from agcli.check.access import CheckedTask, TransferTask, place_of
+from agcli.check.clocks import joined
 from agcli.check.findings import Finding
 from agcli.check.races import Detector
 from agcli.check.schedules import Schedule
@@ -20,6 +21,7 @@ from agcli.simulator.memory import Buffer, Region
 from agcli.simulator.scheduler import who_waits
 from agcli.simulator.split import SplitKernel
 
+NOT_SPINNING = (None, 0, 0)
 SPIN_PAUSE, SPIN_LIMIT = 64, 20_000  # reads of the same element in a row: let others run; give up
 
 
@@ -156,6 +158,8 @@ class CheckedMachine(Machine):
         self._detector.access(task, kind, buffer, region, values)
         if kind != "write" and region.count == 1:
             self._spin(task, kind, buffer, region)
+        else:
+            task.spins = NOT_SPINNING
 
     def on_unwritten(self, buffer: Buffer, offset: int, never: bool) -> None:
         """Note it and go on."""
@@ -182,7 +186,7 @@ class CheckedMachine(Machine):
         """A task of its own, which runs when the schedule likes."""
         owner = _current()
         task = TransferTask(owner, transfer, *self._detector.here(owner))
-        clock = self._detector.clocks.published(owner.actor)
+        clock = joined(self._detector.clocks.published(owner.actor), owner.ordered)
         self._detector.enter_launch(task, owner.free.pop() if owner.free else None, clock)
         owner.pending.append(task)
         self._schedule.add(task)
@@ -197,7 +201,7 @@ class CheckedMachine(Machine):
         task.pending = []
 
     def order_transfers(self) -> None:
-        """Later signals come after the transfers under way; the task itself does not."""
+        """Later signals and transfers come after the transfers under way; the task itself does not."""
         task = _current()
         self._await_transfers(task)
         for transfer in task.pending:

@@ -8,6 +8,7 @@ cells, words = st.integers(0, small.CELLS - 1), st.integers(0, small.WORDS - 1)
 accesses = st.tuples(st.sampled_from(["read", "write"]), cells)
 waits = st.tuples(st.just("wait"), words, st.just(">="), st.integers(1, 2))
 barriers = st.just(("barrier",))
+transfers = st.one_of(st.tuples(st.just("put"), cells), st.sampled_from([("quiet",), ("fence",)]))
 
 
 @st.composite
@@ -17,7 +18,7 @@ def growing(draw):
     for rank in range(draw(st.integers(2, 3))):
         sent = 0
         operations = []
-        for op in draw(st.lists(st.one_of(accesses, waits, barriers, st.just("send")), max_size=5)):
+        for op in draw(st.lists(st.one_of(accesses, waits, barriers, transfers, st.just("send")), max_size=5)):
             if op == "send":
                 sent += 1
                 op = ("set", rank, sent) if rank < small.WORDS else ("read", 0)
@@ -31,7 +32,9 @@ signals = st.one_of(
     st.tuples(st.just("add"), words),
     st.tuples(st.just("wait"), words, st.sampled_from([">=", "=="]), st.integers(1, 2)),
 )
-anything = st.lists(st.lists(st.one_of(accesses, signals, barriers), max_size=4).map(tuple), min_size=2, max_size=3)
+anything = st.lists(
+    st.lists(st.one_of(accesses, signals, barriers, transfers), max_size=4).map(tuple), min_size=2, max_size=3
+)
 
 
 @settings(max_examples=400, derandomize=True, deadline=None)
