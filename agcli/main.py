@@ -28,7 +28,6 @@ app = typer.Typer(
     name=PROG,
     help="Fused AllGather+GEMM across Ascend NPUs: run it, prove it right on every rank, show how fast it is.",
     epilog="Exit status: 0 all ranks passed, 1 a wrong result, 2 wrong usage, 3 the environment, 130 after Ctrl-C.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

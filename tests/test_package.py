@@ -26,9 +26,9 @@ OF_A_PLATFORM = {"torch_npu", "shmem", "triton", "triton_dist"}
 FOR_TYPES = {"typing_extensions"}  # read by type checkers only
 
 
-def run(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*args: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """A command away from the source; it must end with 0."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
     ran = subprocess.run(args, cwd=cwd, env=env, capture_output=True, text=True, timeout=280, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran
@@ -72,6 +72,13 @@ def test_the_wheel_runs_without_the_source(environment: Path, tmp_path: Path) ->
     sizes = ("--world", "2", "--m", "64", "--n", "64", "--k", "64")
     ran = run(program, "verify", "--backend", "cpu", *sizes, cwd=tmp_path)
     assert "2 of 2 ranks passed" in ran.stdout
+
+
+def test_the_shell_can_complete_commands_and_options(environment: Path, tmp_path: Path) -> None:
+    program = environment / "bin" / "ag-gemm"
+    for words, completed in (("ag-gemm ver", "verify\n"), ("ag-gemm verify --tu", "--tuned\n")):
+        asked = {"_AG_GEMM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        assert run(program, cwd=tmp_path, **asked).stdout == completed
 
 
 def test_the_wheel_holds_every_file_and_the_licence(dist: Path) -> None:

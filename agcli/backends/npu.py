@@ -83,10 +83,10 @@ class NpuBackend:
         return NpuBenchHooks(self._group)
 
     def tuning_space(self, problem: Problem, chip: Chip | None) -> list[Choice]:
-        """Tiles, slots and transports that the chip takes."""
-        from agcli.tune_space import slotted_space
+        """Tiles, slots and transports that the chip takes and triton_dist offers."""
+        from agcli.tune_space import SLOTTED_AXES, slotted_space
 
-        return slotted_space(problem, chip)
+        return slotted_space(problem, chip, {**SLOTTED_AXES, "transport": self.bench_hooks().transports})
 
     # -- called in a rank ----------------------------------------------------------------------------------------
     def start(self, ctx: RankContext) -> None:
