@@ -21,10 +21,10 @@ class CheckedTask(Task):
 
     ``actor`` is its index among the clocks, ``passed`` the barriers it has passed in this launch, ``synchronised`` the
     last barrier of each scope over all launches, ``pending`` its transfers under way, ``ordered`` what a fence made all
-    that it sends or transfers later come after.
+    that it sends or transfers later come after, ``heard`` where each actor sent the last signal that ended its wait.
     """
 
-    __slots__ = ("actor", "free", "ordered", "passed", "pending", "spins", "synchronised")
+    __slots__ = ("actor", "free", "heard", "ordered", "passed", "pending", "spins", "synchronised")
 
     def __init__(self, machine: Machine, core: int, unit: str, function: Callable[[], Any]) -> None:
         super().__init__(machine, core, unit, function)
@@ -34,6 +34,7 @@ class CheckedTask(Task):
         self.pending: list[TransferTask] = []
         self.free: list[int] = []  # actors of its complete transfers, for new ones
         self.ordered: Clock = []
+        self.heard: dict[int, Site | None] = {}
         self.spins: tuple[object, int, int] = (None, 0, 0)
 
     @property

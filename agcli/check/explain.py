@@ -47,8 +47,8 @@ def last_common(a: Access, b: Access, names: dict[tuple[str, int], str]) -> str:
     return "the start of the launch" if same_rank else "none: no barrier that both had passed"
 
 
-def why(a: Access, b: Access) -> str:
-    """Why nothing orders two accesses; ``a`` ran first here."""
+def why(a: Access, b: Access, vector_barrier: int) -> str:
+    """Why nothing orders two accesses; ``a`` ran first here. ``vector_barrier``: a line with barrier_all_vec, or 0."""
     reasons = []
     for access, other in ((a, b), (b, a)):
         if isinstance(access.task, TransferTask):
@@ -62,14 +62,16 @@ def why(a: Access, b: Access) -> str:
             f"launches of different ranks are not ordered: rank {first.machine.rank} was in launch "
             f"{first.machine.launch}, rank {second.machine.rank} in launch {second.machine.launch}"
         )
-    if ("cube" in (first.unit, second.unit)) and first.unit != second.unit:
-        vector = a if second.unit == "cube" else b
-        if "barrier_all_vec" in vector.synchronised:
-            reasons.append("barrier_all_vec does not hold cube cores")
+    if "cube" in (first.unit, second.unit) and first.unit != second.unit:
+        if vector_barrier:
+            reasons.append(f"barrier_all_vec, as in line {vector_barrier}, does not hold cube cores")
         elif first.machine is second.machine and first.core == second.core:
-            reasons.append(
-                "cube and vector cores of one AI core run on their own; only a barrier or signal orders them"
-            )
+            reasons.append("cube and vector cores of one AI core are ordered by nothing but barriers and signals")
+    if first.actor in second.heard:
+        reasons.append(
+            f"the last signal of {who(first)} that ended a wait of {who(second)} was sent before the {a.kind}, at "
+            f"{second.heard[first.actor]}"
+        )
     reasons.append(
         f"{who(first)} reached no barrier after its {a.kind} that {who(second)} passed before its {b.kind}, and sent "
         "no signal in between that was waited for"

@@ -18,10 +18,12 @@ class Places:
     """Looks up the place of the running task in the sources of a kernel."""
 
     def __init__(self, kernel: SplitKernel) -> None:
+        self.vector_barrier = 0  # a line with a barrier_all_vec, if there is one
         self._loops: dict[str, list[tuple[int, int, str]]] = {}
         for source in kernel.sources:
             name = source.function.__code__.co_filename
             self._loops.setdefault(name, []).extend(_loops_of(source.tree))
+            self.vector_barrier = self.vector_barrier or _line_of(source.tree, "barrier_all_vec")
         self._names: dict[tuple[str, int], tuple[str, ...]] = {}
 
     def here(self) -> tuple[Site | None, Loops]:
@@ -56,6 +58,12 @@ class Places:
         if key not in self._names:
             self._names[key] = tuple(name for first, last, name in self._loops[file] if first < line <= last)
         return self._names[key]
+
+
+def _line_of(tree: ast.AST, primitive: str) -> int:
+    """The first line that calls a primitive, whatever module it comes from; 0 if none does."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return min((call.lineno for call in calls if ast.unparse(call.func).split(".")[-1] == primitive), default=0)
 
 
 def _stack(frame: Any) -> Iterator[tuple[Any, int]]:

@@ -74,7 +74,10 @@ class Detector:
     def waited(self, task: CheckedTask, buffer: Buffer, region: Region, holds: Holds, condition: str) -> None:
         """A wait for a signal word has ended: an acquire."""
         access = self._record(task, "wait")
-        self.clocks.learn(task.actor, self.signals.acquire(buffer, region.offset, access, holds, condition))
+        signal = self.signals.acquire(buffer, region.offset, access, holds, condition)
+        self.clocks.learn(task.actor, signal.release)
+        if signal.access is not None:
+            task.heard[signal.access.task.actor] = signal.access.site
         self._race_check(access, "wait", buffer, region)
 
     def here(self, task: CheckedTask) -> tuple[Site | None, Loops]:
@@ -120,7 +123,7 @@ class Detector:
                 f"{finding.what} on {explain.part(buffer, offsets)}",
                 finding.places,
                 explain.last_common(first, second, self.barrier_names),
-                explain.why(first, second),
+                explain.why(first, second, self._places.vector_barrier),
             )
         )
 

@@ -92,14 +92,14 @@ class Signals:
         sender = self._clocks.published(access.task.actor)
         word.history.append(Entry(access, operation, carried, sender))
 
-    def acquire(self, buffer: Buffer, offset: int, access: Access, holds: Holds, condition: str) -> Clock:
-        """A wait has ended; returns what it comes after."""
+    def acquire(self, buffer: Buffer, offset: int, access: Access, holds: Holds, condition: str) -> Entry:
+        """A wait has ended; returns the change that it comes after."""
         word = self._word(buffer, offset)
         word.settle()
         first = next(i for i in range(len(word.history) - 1, -1, -1) if self._known(word.history[i], access))
         entry = next(i for i in range(first, len(word.history)) if holds(word.value(i)))
         word.waits.append(Waited(access, entry, condition, holds))
-        return word.history[entry].release
+        return word.history[entry]
 
     def tracks(self, buffer: Buffer) -> bool:
         """Whether a buffer can hold signal words."""

@@ -11,6 +11,10 @@ from agcli.errors import UsageError
 from agcli.simulator import run
 
 RESTART = {"restart": True}
+SIGNALLED = (
+    "            libshmem_device.putmem(peer_mem_ptr + row * K, a_ptr + i * ROWS * K, rows * K * 2, target)\n",
+    "            libshmem_device.signal_op(sig_ptr + i * rank_size + rank, launch + 1, 0, target)\n",
+)
 
 
 def test_a_race_is_reported_like_a_good_sanitizer_would(tmp_path):
@@ -32,6 +36,20 @@ def test_a_race_is_reported_like_a_good_sanitizer_would(tmp_path):
         "kernel_allgather_gemm: 1 fault (race)",
     ):
         assert part in text, text
+
+
+def test_a_race_after_a_wait_names_the_signal_that_came_too_early(tmp_path):
+    data, signal = SIGNALLED
+    result, _ = p.SIGNAL_GEMM.check(tmp_path, ((data + signal, signal + data),))
+    reasons = [fault.why for fault in result.faults if fault.kind == "race"]
+    assert any("that ended a wait of cube of core" in why and "signal_gemm.py:" in why for why in reasons), str(result)
+
+
+def test_a_barrier_that_does_not_hold_the_cube_is_named(tmp_path):
+    result, _ = p.BARRIER_GEMM.check(
+        tmp_path, (("libshmem_device.barrier_all()", "libshmem_device.barrier_all_vec()"),)
+    )
+    assert "barrier_all_vec, as in line" in result.faults[0].why
 
 
 def test_one_launch_does_not_show_what_needs_two(tmp_path):
