@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -60,33 +60,42 @@ def make_plan(machine: Machine, wanted: Wanted, budget_s: float, soc: str | None
     ]
     spaces = [platform.tuning_space(problem, chip) for problem in problems]
     TunePlan(machine.backend.name, (), budget_s, soc)  # refuses a wrong time before the compiler takes its own
-    kept = [_compilable(space, problem, chip) for problem, space in zip(problems, spaces)]
-    tasks = [Task(problem, tuple(left), len(space) - len(left)) for problem, space, left in zip(problems, spaces, kept)]
+    compiles = _compiler(problems, spaces, chip)
+    tasks = []
+    for problem, space in zip(problems, spaces):
+        kept = tuple(choice for i, choice in enumerate(space) if i == 0 or compiles(problem, choice))
+        tasks.append(Task(problem, kept, len(space) - len(kept)))
     return TunePlan(machine.backend.name, tuple(tasks), budget_s, soc)
 
 
-def _compilable(space: Sequence[Choice], problem: Problem, chip: Chip | None) -> list[Choice]:
-    """What the vendor's compiler takes of ``space``, where it is installed; the first, the defaults, in any case."""
+def _compiler(
+    problems: Sequence[Problem], spaces: Sequence[Sequence[Choice]], chip: Chip | None
+) -> Callable[[Problem, Choice], bool]:
+    """Whether the vendor's compiler takes a candidate: all are compiled here if it is installed, else all are taken.
+
+    Candidates that differ only in what is no compile-time constant, such as sizes and slots, are compiled once.
+    """
     from agcli.toolchain import find_toolchain
 
     toolchain = find_toolchain() if chip is not None else None
     if toolchain is None or chip is None:
-        return list(space)
+        return lambda problem, choice: True
     from agcli.compiler.compile import CompileRequest
     from agcli.compiler.sweep import sweep
 
-    requests = [CompileRequest(chip, choice.plan(problem, chip).config, problem.dtype) for choice in space]
-    # One compilation for all that differ in what is no compile-time constant, such as the number of slots.
-    distinct = {json.dumps(request.constants(), sort_keys=True): request for request in requests}
+    def request(problem: Problem, choice: Choice) -> tuple[str, CompileRequest]:
+        asked = CompileRequest(chip, choice.plan(problem, chip).config, problem.dtype)
+        return json.dumps([problem.dtype, asked.constants()]), asked
+
+    distinct = dict(request(problem, choice) for problem, space in zip(problems, spaces) for choice in space)
     try:
         with progress_bar("candidates compiled") as on_progress:
             rows = sweep(list(distinct.values()), toolchain, on_progress)
     except EnvironmentFault as error:
         print(f"ag-gemm: warning: candidates are not compiled beforehand: {error}", file=sys.stderr)
-        return list(space)
+        return lambda problem, choice: True
     fits = {key: row.report.fits for key, row in zip(distinct, rows)}
-    compiles = [fits[json.dumps(request.constants(), sort_keys=True)] for request in requests]
-    return [choice for index, choice in enumerate(space) if index == 0 or compiles[index]]
+    return lambda problem, choice: fits[request(problem, choice)[0]]
 
 
 class Collector:

@@ -11,11 +11,13 @@ import pytest
 
 from agcli import backends, tune_run
 from agcli.backends.base import Need
+from agcli.bench_run import Wanted
 from agcli.chips import CHIPS, Chip
 from agcli.launch import launch
 from agcli.main import main
 from agcli.outcome import Job
 from agcli.problem import Problem
+from agcli.request import Machine
 from agcli.tune_plan import Task, TunePlan
 from agcli.tuned import Choice, read
 
@@ -121,19 +123,33 @@ def test_an_emulation_is_not_tuned(capsys: Any) -> None:
 
 
 def test_what_the_compiler_refuses_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    chip, problem = CHIPS["Ascend910B3"], Problem(512, 512, 512, 2)
     space = [Choice(), Choice({"buffer_num": 3}), Choice({"comm_block_m": 64}), Choice({"pvalue": 2})]
     compiled = []
+
+    class Npu(FakeGpu):
+        def __init__(self, chip: Chip | None) -> None:
+            self._chip = chip
+
+        def chip(self, soc: str | None) -> Chip | None:
+            return self._chip
+
+        def tuning_space(self, problem: Problem, chip: Chip | None) -> list[Choice]:
+            return space
 
     def sweep(requests: Any, *_: Any) -> list[Any]:
         compiled.extend(requests)
         return [SimpleNamespace(report=SimpleNamespace(fits=r.config.comm_block_m != 64)) for r in requests]
 
+    def tried(chip: Chip | None) -> list[tuple[tuple[Choice, ...], int]]:
+        machine = Machine(Npu(chip), 2, (0, 1))  # type: ignore[arg-type]
+        plan = tune_run.make_plan(machine, Wanted(m="512,1024", n="512", k="512"), 30.0, None)
+        return [(task.space, task.refused) for task in plan.tasks]
+
     monkeypatch.setattr("agcli.compiler.sweep.sweep", sweep)
     monkeypatch.setattr("agcli.toolchain.find_toolchain", lambda: None)
-    assert tune_run._compilable(space, problem, chip) == space
+    assert tried(CHIPS["Ascend910B3"]) == [(tuple(space), 0)] * 2
     monkeypatch.setattr("agcli.toolchain.find_toolchain", lambda: "found")
-    assert tune_run._compilable(space, problem, None) == space
+    assert tried(None) == [(tuple(space), 0)] * 2
     assert compiled == []
-    assert tune_run._compilable(space, problem, chip) == [space[0], space[1], space[3]]
-    assert len(compiled) == 3  # the number of slots is no constant of the kernel
+    assert tried(CHIPS["Ascend910B3"]) == [((space[0], space[1], space[3]), 1)] * 2
+    assert len(compiled) == 3  # neither sizes nor the number of slots are constants of the kernel
