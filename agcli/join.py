@@ -11,6 +11,7 @@ thread; the main thread, which stays free, publishes this rank's state and looks
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import json
@@ -98,9 +99,18 @@ def run_joined(
             if env.local_rank == 0:
                 remove_leftovers(board.run_id)
     if caught:
+        atexit.register(_end_at_once, thread, 128 + caught[0])
         raise Interrupted(caught[0])
     thread.join(timeout=0 if any(not r.ok for r in results) else None)
     return Joined(results, env.rank == 0 or board.is_lost, board, thread.is_alive())
+
+
+def _end_at_once(thread: threading.Thread, status: int) -> None:
+    """End this process here if the worker function still runs: an orderly end would abort inside torch's C++ code."""
+    if thread.is_alive():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _call(job: Job, ctx: RankContext, board: _Board) -> None:
@@ -195,7 +205,10 @@ class _Board:
                 failed_at = now
             if self._store.check([f"result/{r}" for r in range(self._env.world)]):
                 return self._results(ended)
-            if caught or (failed_at is not None and now - failed_at >= SETTLE_S):
+            if caught:
+                self._stopped(caught[0])
+                return self._results(ended)
+            if failed_at is not None and now - failed_at >= SETTLE_S:
                 return self._results(ended)
             if failed_at is None and now - beat_at >= self._timeout_s:
                 return self._results(timed_out)
@@ -220,6 +233,13 @@ class _Board:
         deadline = time.monotonic() + LEAVE_S
         while self._store.add("read", 0) < others and time.monotonic() < deadline:
             time.sleep(WATCH_EVERY_S)
+
+    def _stopped(self, signum: int) -> None:
+        """Tell the others, which may not have got the signal, that this rank will not come."""
+        if self._result is None:
+            order = self._store.add("failed", 1) - 1
+            self._result = died(self._env.rank, -signum, self._state, order)
+            self._store.set(f"result/{self._env.rank}", json.dumps(self._result.to_json()))
 
     def _publish(self, on_data: OnData | None) -> None:
         """Send what was posted since the last time."""

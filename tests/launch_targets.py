@@ -102,6 +102,19 @@ def waits(ctx: RankContext, payload: dict[str, Any]) -> None:
     time.sleep(300)
 
 
+def waits_in_torch(ctx: RankContext, payload: dict[str, Any]) -> None:
+    """All ranks but the first wait in a collective operation for the first, which sleeps."""
+    import torch.distributed as dist
+
+    ctx.init_process_group("gloo")
+    with open(f"{payload['folder']}/pids-{ctx.rank}", "w") as f:
+        f.write(str(os.getpid()))
+    ctx.phase("sleeping")
+    if ctx.rank == 0:
+        time.sleep(300)
+    dist.barrier()
+
+
 def one_is_late(ctx: RankContext, payload: dict[str, Any]) -> str:
     if ctx.rank == payload["late"]:
         ctx.phase("before launch 0")

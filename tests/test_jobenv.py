@@ -284,6 +284,30 @@ def test_a_joined_rank_that_gets_a_signal_removes_what_it_made(tmp_path: Path) -
     assert not made & {path.name for folder in (tmp_path / "tmp", Path("/dev/shm")) for path in folder.iterdir()}
 
 
+def test_a_signal_in_the_middle_of_torch_is_no_abort(tmp_path: Path) -> None:
+    """Case 23."""
+    processes = fake_srun("waits_in_torch", {"folder": str(tmp_path)}, 60)
+    wait_until_all_sleep(tmp_path)
+    time.sleep(0.5)
+    for p in processes:
+        p.terminate()
+    outputs = finish(processes)
+    assert [status for status, _, _ in outputs] == [143, 143], outputs
+    assert "terminate called" not in "".join(err for _, _, err in outputs)
+
+
+def test_a_signal_that_only_one_joined_rank_gets_ends_the_others_too(tmp_path: Path) -> None:
+    """Case 23."""
+    processes = fake_srun("waits", {"folder": str(tmp_path)}, 60)
+    wait_until_all_sleep(tmp_path)
+    processes[1].terminate()
+    started = time.monotonic()
+    outputs = finish(processes)
+    assert time.monotonic() - started < 30
+    assert [status for status, _, _ in outputs] == [3, 143], outputs
+    assert "rank 1: killed by signal 15 (SIGTERM)" in one_report([outputs[0][1]])["error"]
+
+
 def test_variables_that_no_job_backs_end_within_the_timeout() -> None:
     """Case 22."""
     started = time.monotonic()
