@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 FIRST_ITERATIONS = 10
 GROWTH = 3  # from round to round: so many times as many iterations, for so many times fewer candidates
 FIRST_SHARE = 0.6  # of the time, for the first round
-FINAL_ROUNDS = 3  # the best and candidate 0, in turn
+FINAL_SHARE = 0.15  # of the time, for the final
+FINAL_ROUNDS = 3  # of it: the best and candidate 0, in turn
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ Search = Generator[Step, float | None, Outcome]
 def halving(count: int, budget_s: float, clock: Callable[[], float], outcome: Outcome | None = None) -> Search:
     """Search among candidates 0 to ``count - 1`` for ``budget_s`` seconds by ``clock``.
 
-    ``outcome``, if given, is kept up to date meanwhile, for those who have to stop early. The last measurements, of the
-    best and of candidate 0, are made however late it is.
+    ``outcome``, if given, is kept up to date meanwhile, for those who have to stop early. The final, of the best and of
+    candidate 0, takes place however late it is, with as many iterations as its share of the time allows.
     """
     outcome = Outcome() if outcome is None else outcome
     begin = clock()
@@ -60,14 +61,15 @@ def halving(count: int, budget_s: float, clock: Callable[[], float], outcome: Ou
         if outcome.survivors and clock() - begin > budget_s * FIRST_SHARE:
             break
         yield from _measure(outcome, Step(candidate, iterations))
-    while len(outcome.survivors) > 2 and clock() - begin <= budget_s:
+    final_s = begin + budget_s * (1 - FINAL_SHARE)
+    while len(outcome.survivors) > 2 and clock() <= final_s:
         _drop_slow(outcome, len(outcome.survivors) // GROWTH)
         iterations *= GROWTH
         for candidate in list(outcome.survivors):
-            if clock() - begin > budget_s:
+            if clock() > final_s:
                 break
             yield from _measure(outcome, Step(candidate, iterations))
-    yield from _final(outcome, iterations * GROWTH)
+    yield from _final(outcome, iterations * GROWTH, budget_s * FINAL_SHARE)
     return outcome
 
 
@@ -91,7 +93,7 @@ def _drop_slow(outcome: Outcome, count: int) -> None:
     outcome.survivors = [c for c in outcome.survivors if c in fastest or c == 0]
 
 
-def _final(outcome: Outcome, iterations: int) -> Generator[Step, float | None, None]:
+def _final(outcome: Outcome, iterations: int, share_s: float) -> Generator[Step, float | None, None]:
     """Measure the best and candidate 0 in turn, so that a drift of clocks or temperature meets both; one remains."""
     best = outcome.best
     if best is None:
@@ -99,6 +101,8 @@ def _final(outcome: Outcome, iterations: int) -> Generator[Step, float | None, N
     if best == 0 or 0 not in outcome.ms:
         outcome.survivors = [best]
         return
+    allowed = int(share_s * 1e3 / max(FINAL_ROUNDS * (outcome.ms[0] + outcome.ms[best]), 1e-9))
+    iterations = max(FIRST_ITERATIONS, min(iterations, allowed))
     times: dict[int, list[float]] = {0: [], best: []}
     for _ in range(FINAL_ROUNDS):
         for candidate, found in times.items():

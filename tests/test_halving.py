@@ -58,6 +58,17 @@ def test_the_winner_is_the_fastest_that_was_tried(times: list[float], budget_s: 
     assert bench.now_s <= budget_s + 1 + 2 * FINAL_ROUNDS  # the step under way and the final
 
 
+def test_the_final_has_as_many_iterations_as_its_time_allows() -> None:
+    def final(budget_s: float) -> int:
+        bench = Bench([300.0, 100.0], step_s=0.0)
+        bench.search(budget_s)
+        return bench.steps[-1].iterations
+
+    assert final(1000) == FIRST_ITERATIONS * GROWTH
+    assert final(160) == 20  # 0.15 of 160 s for three rounds of 0.4 s a call of both
+    assert final(1) == FIRST_ITERATIONS
+
+
 def test_at_least_one_is_measured_however_short_the_time() -> None:
     assert Bench([5.0, 4.0]).search(1e-9).best == 0
 
