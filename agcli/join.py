@@ -240,6 +240,8 @@ class _Board:
             order = self._store.add("failed", 1) - 1
             self._result = died(self._env.rank, -signum, self._state, order)
             self._store.set(f"result/{self._env.rank}", json.dumps(self._result.to_json()))
+        if self._env.rank:
+            self._store.add("read", 1)  # so that rank 0 does not wait for this rank before it leaves
 
     def _publish(self, on_data: OnData | None) -> None:
         """Send what was posted since the last time."""
