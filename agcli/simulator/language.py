@@ -348,7 +348,7 @@ def _combine(
 ) -> torch.Tensor:
     """Combine values into elements, one after the other where an element comes twice; the values before."""
     values = values.to(flat.dtype)
-    if elements.unique().numel() == elements.numel():
+    if len(set(elements.tolist())) == elements.numel():
         before = flat[elements]
         flat[elements] = combine(before, values)
         return before
