@@ -12,7 +12,7 @@ import sysconfig
 import tarfile
 import zipfile
 from email.parser import Parser
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,14 @@ def run(*args: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedP
     return ran
 
 
+def has_setuptools() -> bool:
+    """Whether it is here, as new as pyproject.toml asks."""
+    try:
+        return int(version("setuptools").partition(".")[0]) >= 77
+    except PackageNotFoundError:
+        return False
+
+
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the sdist, built from a copy of the source, and the wheel, built from the sdist."""
@@ -44,8 +52,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, source / name)
-    at_hand = int(version("setuptools").partition(".")[0]) >= 77  # as pyproject.toml asks; else it is downloaded
-    isolation = ["--no-isolation"] if at_hand else []
+    isolation = ["--no-isolation"] if has_setuptools() else []  # else it is downloaded
     run(sys.executable, "-m", "build", *isolation, "--outdir", folder, cwd=source)
     return folder
 
