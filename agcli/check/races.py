@@ -22,7 +22,7 @@ from agcli.errors import KernelFault
 from agcli.simulator.context import Site
 from agcli.simulator.memory import Buffer, Region
 
-WORDS_LIMIT = 4096  # a plain store to more words than this is data, not signals
+WORDS_LIMIT = 256  # a plain store to more words than this is taken for data
 
 
 class Detector:

@@ -23,16 +23,18 @@ SET, ADD, STORE = "set", "add", "store"
 class Entry:
     """A change of a word. ``release`` is what a wait that sees it comes after, ``sender`` what its sender knew."""
 
-    access: Access | None  # None: as the host left the word
+    access: Access | None  # None: a change by the host, or by a store that is not watched
     operation: str
     release: Clock
     sender: Clock
     value: int | None = None  # known when the change has been made
 
     def after(self, wait: Access) -> bool:
-        """Whether this change comes after a wait, in every schedule."""
+        """Whether this change comes after a wait, in every schedule; the host is trusted to know when it writes."""
+        if self.access is None:
+            return True
         actor = wait.task.actor
-        if self.access is not None and self.access.task.actor == actor:
+        if self.access.task.actor == actor:
             return self.access.number > wait.number
         return actor < len(self.sender) and self.sender[actor] >= wait.number
 
@@ -62,10 +64,12 @@ class Word:
         return f"{self.buffer.describe(self.offset)} of rank {self.buffer.rank}"
 
     def settle(self) -> None:
-        """Note the value that the last change has left."""
-        last = self.history[-1]
+        """Note the value that the last change has left, or a change that was not watched."""
+        last, value = self.history[-1], int(self.buffer.flat[self.offset])
         if last.value is None:
-            last.value = int(self.buffer.flat[self.offset])
+            last.value = value
+        elif last.value != value:
+            self.history.append(Entry(None, STORE, [], [], value))
 
     def value(self, entry: int) -> int:
         """The word's value after an entry."""

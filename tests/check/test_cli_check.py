@@ -5,10 +5,40 @@ import json
 import programs as p
 import pytest
 
+from agcli.backends.cpu import KERNEL_FILE, KERNEL_NAME
+from agcli.check.cases import Sweep
+from agcli.check.run import split_kernel
 from agcli.main import main
 
 QUICK = ("check", "--world", "2", "--m", "43", "--transport", "store", "--buffer-num", "2")
 SEED = ("check", "--kernel", f"{p.KERNELS / 'seed_gemm.py'}:kernel_allgather_gemm", "--world", "2")
+
+
+@pytest.mark.slow
+def test_the_default_sweep_of_our_kernel_is_clean(capsys):
+    assert main(["check", "--json", "-"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert all(case["clean"] for case in report["cases"])
+    assert report["faults"] == report["warnings"] == []
+    assert (report["launches"], report["result"]) == (3, "PASS")
+
+
+def test_the_default_sweep_covers_what_it_claims():
+    cases = list(Sweep().cases(split_kernel(f"{KERNEL_FILE}:{KERNEL_NAME}")))
+    seen = {
+        (c.problem.world, c.config.transport, c.config.buffer_num, c.plan.iterations, c.plan.tail_rows < 32)
+        for c in cases
+    }
+    wanted = [
+        (world, transport, slots, iterations, tail)
+        for world in (2, 3, 4)
+        for transport in ("store", "putmem")
+        for slots in (2, 3)
+        for iterations in (2, 3)
+        for tail in (False, True)
+    ]
+    assert seen >= set(wanted)
+    assert len({c.label for c in cases}) == len(cases)
 
 
 def test_our_kernel_is_clean(capsys):
