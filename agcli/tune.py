@@ -169,18 +169,15 @@ class Trial:
         row. Collective.
         """
         engine, note = self._made(choice)
-        try:
-            if engine is None:
-                return None, note
-            note = note or self._checked(engine, self._sets[0], "first call")
-            if note:
-                return None, note
+        if engine is None:
+            return None, note
+        ms = 0.0
+        note = note or self._checked(engine, self._sets[0], "first call")
+        if not note:
             ms = self._timed(engine, iterations)
             note = self._checked(engine, next(self._turn), "last call")
-            return (None, note) if note else (ms, "")
-        finally:
-            if engine is not None:
-                engine.close()
+        engine.close()  # collective, so not after an exception: the others may not come
+        return (None, note) if note else (ms, "")
 
     def _made(self, choice: Choice) -> tuple[Engine | None, str]:
         """An engine that has run once, which compiles it; else why not. What one rank meets counts for all."""
