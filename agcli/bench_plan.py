@@ -10,7 +10,7 @@ from typing import Any
 from agcli.bench_rows import IMPLEMENTATIONS
 from agcli.chips import Chip
 from agcli.errors import UsageError
-from agcli.problem import Plan, Problem, default_config, make_plan
+from agcli.problem import Plan, Problem, check_contiguous_reach, default_config, make_plan
 from agcli.shapes import Shape
 
 
@@ -66,11 +66,13 @@ class BenchPlan:
         found: dict[str, Plan | str] = {}
         for transport in self.transports or ("auto",):
             config = default_config(chip).with_options(**{**self.config, "transport": transport})
+            name = f"fused-{transport}" if self.transports else "fused"
             try:
-                plan: Plan | str = make_plan(problem, config, chip)
+                plan = make_plan(problem, config, chip)
+                check_contiguous_reach(plan)
+                found[name] = plan
             except UsageError as e:
-                plan = str(e)
-            found[f"fused-{transport}" if self.transports else "fused"] = plan
+                found[name] = str(e)
         return found
 
     def check(self, chip: Chip | None) -> None:

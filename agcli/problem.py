@@ -283,7 +283,8 @@ def make_plan(problem: Problem, config: KernelConfig, chip: Chip | None) -> Plan
     # The largest offset inside a tile of the symmetric buffer; bases of tiles are 64-bit.
     reach = max(config.block_m, config.comm_block_m) * problem.k
     if reach > INT32_MAX:
-        raise UsageError(f"K = {problem.k} makes offsets inside a tile exceed 32 bits ({reach}); lower --block-m")
+        lower = "--k, --block-m or --comm-block-m"
+        raise UsageError(f"K = {problem.k} makes offsets inside a tile exceed 32 bits ({reach}); lower {lower}")
     put_bytes = min(plan.rows_per_iteration, problem.m) * problem.k * problem.itemsize
     if config.transport == "putmem" and put_bytes > UDMA_PUT_LIMIT:
         raise UsageError(
@@ -291,6 +292,18 @@ def make_plan(problem: Problem, config: KernelConfig, chip: Chip | None) -> Plan
             "lower --pvalue or --block-m, or use --transport store"
         )
     return plan
+
+
+def check_contiguous_reach(plan: Plan) -> None:
+    """Refuse an N for which Ascend's kernel exceeds 32 bits inside a tile of a contiguous B or C. Raises UsageError.
+
+    No part of a plan: an operator may be given operands with other strides, and judges them call by call.
+    """
+    n, config = plan.problem.n, plan.config
+    reach = max(config.block_k, config.block_m) * n + config.block_n
+    if plan.chip is not None and reach > INT32_MAX:
+        lower = "--n, --block-k or --block-m"
+        raise UsageError(f"N = {n} makes offsets inside a tile exceed 32 bits ({reach}); lower {lower}")
 
 
 def _check_memories(plan: Plan, chip: Chip) -> None:

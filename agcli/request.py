@@ -18,7 +18,7 @@ from agcli.errors import UsageError
 from agcli.jobenv import JobEnv, detect_job
 from agcli.launch import OnData, OnProgress, launch
 from agcli.outcome import Job, RankResult, failure
-from agcli.problem import KernelConfig, Plan, Problem, default_config, make_plan
+from agcli.problem import KernelConfig, Plan, Problem, check_contiguous_reach, default_config, make_plan
 
 if TYPE_CHECKING:
     from agcli.backends.base import Backend
@@ -101,7 +101,9 @@ def check_cores(cores: int | None, machine: Machine) -> None:
 def plan_for(machine: Machine, problem: Problem, kernel: Mapping[str, Any], soc: str | None) -> Plan:
     """The plan for ``problem`` on this machine's chip; ``kernel`` holds the options given, None where not given."""
     chip = machine.backend.chip(soc)
-    return make_plan(problem, default_config(chip).with_options(**kernel), chip)
+    plan = make_plan(problem, default_config(chip).with_options(**kernel), chip)
+    check_contiguous_reach(plan)
+    return plan
 
 
 def plan_payload(plan: Plan, backend: str) -> dict[str, Any]:

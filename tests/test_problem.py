@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agcli.chips import CHIPS, chip_by_name
 from agcli.errors import UsageError
-from agcli.problem import KernelConfig, Problem, default_config, make_plan
+from agcli.problem import KernelConfig, Problem, check_contiguous_reach, default_config, make_plan
 
 B3 = chip_by_name("Ascend910B3")
 SIZES = st.integers(1, 3000)
@@ -149,6 +149,15 @@ def test_a_put_beyond_one_transfer_is_refused():
 def test_offsets_inside_a_tile_stay_in_32_bits():
     with pytest.raises(UsageError, match="--block-m"):
         make_plan(Problem(16, 16, 2**25, 1), KernelConfig(transport="store"), None)
+
+
+def test_offsets_inside_a_tile_of_b_and_c_stay_in_32_bits():
+    fits, exceeds = 2**31 // 256 - 2, 2**31 // 256
+    check_contiguous_reach(make_plan(Problem(1, fits, 1, 1), KernelConfig(), B3))
+    with pytest.raises(UsageError, match=r"N = 8388608 .*; lower --n, --block-k or --block-m"):
+        check_contiguous_reach(make_plan(Problem(1, exceeds, 1, 1), KernelConfig(), B3))
+    smaller = KernelConfig(block_k=128)
+    check_contiguous_reach(make_plan(Problem(1, exceeds, 1, 1), smaller, B3))
 
 
 @pytest.mark.parametrize("world", [0, -1, 16385])
