@@ -17,7 +17,7 @@ from agcli.bench_report import print_report, to_csv, to_json
 from agcli.bench_rows import IMPLEMENTATIONS, BenchReport, Row, Setup, rows_from_json
 from agcli.errors import KernelFault, UsageError
 from agcli.outcome import Job
-from agcli.outputs import check_writable, reserved_stdout, write_file
+from agcli.outputs import check_distinct, check_writable, reserved_stdout, write_file
 from agcli.problem import ITEMSIZE, default_config
 from agcli.progress import OnProgress, progress_bar
 from agcli.report import versions_of
@@ -125,8 +125,7 @@ class Outputs:
         """Refuse before the run what would fail after it."""
         for path, option in ((self.json, "--json"), (self.csv, "--csv"), (self.plot, "--plot")):
             check_writable(path, option)
-        if str(self.json) == "-" and str(self.csv) == "-":
-            raise UsageError("only one of --json and --csv can go to stdout")
+        check_distinct({"--json": self.json, "--csv": self.csv, "--plot": self.plot})
         check_plot(self.plot)
 
     def check_comparable(self, plan: BenchPlan) -> None:

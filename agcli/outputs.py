@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -25,6 +25,19 @@ def check_writable(path: Path | None, option: str) -> None:
     replaceable = os.access(folder, os.W_OK | os.X_OK) and (not path.exists() or os.access(path, os.W_OK))
     if not replaceable:
         raise UsageError(f"{path} cannot be written: no permission ({option})")
+
+
+def check_distinct(paths: Mapping[str, Path | None]) -> None:
+    """Refuse two reports, by option, that would go to one place. Raises UsageError."""
+    seen: dict[str, str] = {}
+    for option, path in paths.items():
+        if path is None:
+            continue
+        place = "-" if str(path) == "-" else str(path.resolve())
+        if place in seen:
+            where = "stdout" if place == "-" else str(path)
+            raise UsageError(f"only one of {seen[place]} and {option} can go to {where}")
+        seen[place] = option
 
 
 def write_file(path: Path, text: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any, TextIO
 from xml.etree import ElementTree
 
 from agcli import __version__
-from agcli.errors import KernelFault, UsageError
-from agcli.outputs import check_writable, write_file
+from agcli.errors import KernelFault
+from agcli.outputs import check_distinct, check_writable, write_file
 from agcli.problem import Plan
 from agcli.screen import Column, render_fields, render_table
 from agcli.verdict import BadRegions, FirstBad, Tolerance, Verdict
@@ -199,8 +199,7 @@ def check_outputs(json_path: Path | None, junit_path: Path | None) -> None:
     """Refuse, before the run, files that ``deliver`` could not write. Raises UsageError."""
     check_writable(json_path, "--json")
     check_writable(junit_path, "--junit")
-    if str(json_path) == str(junit_path) == "-":
-        raise UsageError("only one of --json and --junit can go to stdout")
+    check_distinct({"--json": json_path, "--junit": junit_path})
 
 
 def deliver(report: VerifyReport, stdout: TextIO, json_path: Path | None, junit_path: Path | None) -> None:
