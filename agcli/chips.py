@@ -11,7 +11,7 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Chip:
-    """An accelerator's limits. Sizes are bytes per core; ``peak_tflops`` is dense fp16 of one device, None if unknown."""
+    """An accelerator's limits. Sizes are bytes a core; ``peak_tflops`` is dense fp16 of a device, None if unknown."""
 
     name: str
     cube_cores: int

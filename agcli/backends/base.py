@@ -24,10 +24,10 @@ class Need:
 
 
 class Engine(Protocol):
-    """Symmetric memory and launches for one ``Plan`` on one rank. Created collectively, in the same order on all ranks."""
+    """Symmetric memory and launches for one ``Plan`` on one rank. Created collectively, in one order on all ranks."""
 
     def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        """Enqueue ``c = all_gather(a) @ b`` once; a ``[M, K]``, b ``[K, N]``, c ``[W*M, N]``, all of the plan's dtype."""
+        """Enqueue ``c = all_gather(a) @ b`` once; a ``[M, K]``, b ``[K, N]``, c ``[W*M, N]``, of the plan's dtype."""
 
     def poison(self) -> None:
         """Fill with NaN all symmetric memory that no peer may be writing now."""
@@ -42,9 +42,9 @@ class Engine(Protocol):
 class Backend(Protocol):
     """One platform. The parent process asks only the first group of methods, which start no device.
 
-    A platform may also have ``bench_hooks() -> BenchHooks`` (see ``bench_hooks.py``): a device clock, a vendor's operation,
-    graphs and sizes for `bench`; and ``inventory() -> list[tuple[str, str]]``: names, memory and links of its devices for
-    `doctor`, within two seconds and without starting one.
+    A platform may also have ``bench_hooks() -> BenchHooks`` (see ``bench_hooks.py``): a device clock, a vendor's
+    operation, graphs and sizes for `bench`; and ``inventory() -> list[tuple[str, str]]``: names, memory and links of
+    its devices for `doctor`, within two seconds and without starting one.
     """
 
     name: str

@@ -16,7 +16,7 @@ from agcli.simulator.scheduler import abandon
 CHANGE = 0.3  # how often a task that gives way gets a new priority
 
 
-class Stuck(Exception):  # noqa: N818 - not an error but an end
+class Stuck(Exception):
     """No task can go on; ``blocked`` are all that have not ended."""
 
     def __init__(self, blocked: list[CheckedTask]) -> None:

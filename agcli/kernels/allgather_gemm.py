@@ -1,14 +1,14 @@
 """The fused AllGather+GEMM kernel: one source for the NPU, the simulator and the offline compiler.
 
-Legend: W ranks (``rank_size``), A ``[M, K]`` and B ``[K, N]`` on each rank, C ``[W * M, N]`` on each rank, and symmetric
-memory ``peer_mem`` ``[buffer_num, W * BLOCK_SIZE_M * pvalue, K]``, row-major whatever the strides of A are.
+Legend: W ranks (``rank_size``), A ``[M, K]`` and B ``[K, N]`` on each rank, C ``[W * M, N]`` on each rank, and
+symmetric memory ``peer_mem`` ``[buffer_num, W * BLOCK_SIZE_M * pvalue, K]``, row-major whatever the strides of A are.
 
 Iteration i moves rows ``[i, i + 1) * BLOCK_SIZE_M * pvalue`` of every rank's A into one slot of every rank's
 ``peer_mem``, meets all ranks in a barrier, and multiplies that slot by B. Vector cores move, cube cores multiply, so
 the vector cores fill the next slot while the cube cores still read this one.
 
-Why one barrier an iteration is enough: a core reaches barrier i + 1 only after it has finished its part of iteration i,
-so whoever passes it may overwrite every slot but those of iterations i and i + 1. That asks for ``buffer_num >= 2``, and,
+Why one barrier an iteration is enough: a core reaches barrier i + 1 only after it has finished its part of iteration
+i, so whoever has passed it may overwrite every slot but that of iteration i + 1. That asks for ``buffer_num >= 2`` and,
 as nothing stops a fast rank at the end of a launch, for the next launch to go on with the slot after the last one:
 the caller passes ``first_slot``. Restarting at slot 0 lets it overwrite what a slow peer still multiplies.
 
@@ -42,8 +42,8 @@ def push_by_store(
 ):  # fmt: skip
     """Vector core 0 of every AI core writes tiles straight into the peers' memory, its own included.
 
-    Tiles and targets are one flat task space, and targets are rotated by the own rank, so that all cores have work and no
-    peer is written by all ranks at once.
+    Tiles and targets are one flat task space, and targets are rotated by the own rank, so that all cores have work and
+    no peer is written by all ranks at once.
     """
     num_tasks = tl.cdiv(rows, COMM_BLOCK_SIZE_M) * tl.cdiv(K, COMM_BLOCK_SIZE_K) * rank_size
     if primitives.sub_vec_id() == 0:
@@ -64,7 +64,7 @@ def push_by_putmem(
     a_ptr, peer_mem_ptr, rank, rank_size, first_row, slot_row, rows, K, stride_am, stride_ak,
     COMM_BLOCK_SIZE_M: tl.constexpr, COMM_BLOCK_SIZE_K: tl.constexpr,
 ):  # fmt: skip
-    """One large transfer to each peer by vector core 1 of the first W AI cores; all other vector cores copy the own shard.
+    """One large transfer to each peer by vector core 1 of the first W AI cores; the others copy the own shard.
 
     The transfer engine takes one core a peer and likes large blocks; it needs the rows of A to be contiguous
     (``stride_am == K``, ``stride_ak == 1``). It uses scratch in UB that the compiler does not reserve, so no core that
@@ -120,9 +120,7 @@ def multiply_slot(
     num_tiles_m = tl.cdiv(rows, BLOCK_SIZE_M)
     num_tiles = rank_size * num_tiles_m * tl.cdiv(N, BLOCK_SIZE_N)
     for tile in range(tl.program_id(axis=0), num_tiles, tl.num_programs(axis=0)):
-        tile_m, tile_n = gemm_swizzle2d_Nz(
-            tile, rank_size * num_tiles_m * BLOCK_SIZE_M, N, BLOCK_SIZE_M, BLOCK_SIZE_N
-        )
+        tile_m, tile_n = gemm_swizzle2d_Nz(tile, rank_size * num_tiles_m * BLOCK_SIZE_M, N, BLOCK_SIZE_M, BLOCK_SIZE_N)
         source_rank = tile_m // num_tiles_m
         row = tile_m % num_tiles_m * BLOCK_SIZE_M
         col = tile_n * BLOCK_SIZE_N
@@ -134,9 +132,7 @@ def multiply_slot(
         for block_k in range(0, tl.cdiv(K, BLOCK_SIZE_K)):
             k = block_k * BLOCK_SIZE_K
             a = tl.load(a_base + k + a_offs, mask=mask_m & (offs_ak < K - k), other=0.0)
-            b = tl.load(
-                b_base + k.to(tl.int64) * stride_bk + b_offs, mask=mask_n & (offs_bk < K - k), other=0.0
-            )
+            b = tl.load(b_base + k.to(tl.int64) * stride_bk + b_offs, mask=mask_n & (offs_bk < K - k), other=0.0)
             accumulator += tl.dot(a, b)
         c = accumulator.to(c_ptr.dtype.element_ty)
         c_row = source_rank.to(tl.int64) * M + first_row + row

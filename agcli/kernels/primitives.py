@@ -1,9 +1,9 @@
 """The primitives of symmetric memory that the kernel calls, as names to be bound.
 
-A kernel writes ``primitives.barrier_all()``. Who provides it depends on who runs the kernel: the NPU backend binds these
-names to triton_dist, the offline compiler to its own externs, and the simulator puts its own module in the place of this
-one. So this file imports no platform and is safe to import anywhere. Pointers are *local* symmetric addresses; a rank
-number is that of the whole world, never of one node.
+A kernel writes ``primitives.barrier_all()``. Who provides it depends on who runs the kernel: the NPU backend binds
+these names to triton_dist, the offline compiler to its own externs, and the simulator puts its own module in the place
+of this one. So this file imports no platform and is safe to import anywhere. Pointers are *local* symmetric addresses;
+a rank number is that of the whole world, never of one node.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ symm_at: Callable[..., Any] = _unbound("symm_at")
 """``symm_at(ptr, rank)``: the address of ``ptr`` in the symmetric memory of ``rank``. Scalar pointers only."""
 
 putmem: Callable[..., Any] = _unbound("putmem")
-"""``putmem(dest, source, nbytes, pe)``: copy ``nbytes`` **bytes** to ``dest`` on ``pe``; returns when it is delivered."""
+"""``putmem(dest, source, nbytes, pe)``: copy ``nbytes`` **bytes** to ``dest`` on ``pe``; returns once delivered."""
 
 barrier_all: Callable[..., Any] = _unbound("barrier_all")
 """``barrier_all()``: all cube and vector cores of all ranks meet here; earlier stores and puts are visible after it."""

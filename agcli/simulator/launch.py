@@ -14,7 +14,6 @@ from agcli.simulator.scalars import Scalar
 from agcli.simulator.scheduler import Scheduler, Task
 from agcli.simulator.split import SplitKernel
 
-
 T = TypeVar("T", bound=Task)
 
 
