@@ -1,7 +1,7 @@
 """Orders in which cores walk over tiles. One definition serves the NPU, the simulator, the compiler and the tests.
 
 Both are bijections: each tile (each tile and rank) comes exactly once. The formulas are those of Triton-distributed's
-``gemm_swizzle2d_Nz`` and, with ``swizzle_offset`` 1, of its ``dist_swizzle2d_Nz``: with more, not all ranks are reached.
+``gemm_swizzle2d_Nz`` and, with ``swizzle_offset`` 1, of ``dist_swizzle2d_Nz``: with more, not all ranks are reached.
 """
 
 import triton
