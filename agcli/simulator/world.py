@@ -103,6 +103,8 @@ class SharedWorld:
     def begin(self) -> int:
         """A launch begins on this rank; returns its number, counted from 0."""
         self._own[_STATE] = _RUNNING
+        self._reported = False
+        self._phase(f"in launch {self._own[_LAUNCHES]}", False)
         return self._own[_LAUNCHES]
 
     def end(self, failed: bool) -> None:
@@ -113,6 +115,7 @@ class SharedWorld:
         _fence()
         self._own[_LAUNCHES] = launches + 1
         self._own[_STATE] = _FAILED if failed else _IDLE
+        self._phase(f"after launch {launches}", True)
 
     # -- barriers (see machine.World) ----------------------------------------------------------------------------
     def enter(self, scope: str) -> int:

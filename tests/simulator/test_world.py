@@ -37,6 +37,14 @@ def test_a_rank_that_leaves_a_launch_without_its_barrier_is_named():
     assert any("rank 1 ended launch 0 1 barrier_all before this rank's" in (r.message or "") for r in results)
 
 
+def test_case_16_a_rank_that_hangs_in_its_launch_is_the_one_that_did_not_arrive():
+    """A rank says that it waits for others only while it does: here the first hangs on its way to the barrier."""
+    results = launch(Job("world_targets:one_hangs_in_its_launch", {}), world=2, devices=[0, 1], timeout_s=4, env=ENV)
+    assert [r.status for r in results] == ["timeout", "timeout"]
+    assert results[0].message == "did not arrive: last seen 'in launch 0'"
+    assert results[1].message == "waited in 'waiting in barrier_all 0 of launch 0 for rank 0'"
+
+
 def test_waits_on_all_ranks_that_none_can_end_are_a_fault():
     results = run("all_wait_for_signals", 2)
     assert any("all ranks wait, and none can end another's wait" in (r.message or "") for r in results)

@@ -1,5 +1,6 @@
 """What the ranks of test_world.py do."""
 
+import time
 from pathlib import Path
 
 import torch
@@ -33,6 +34,21 @@ def one_fails(ctx, payload):
     _, world = _world(ctx)
     size = 2 if ctx.rank == 1 else 8
     launch(load_kernel(KERNELS, "read_then_barrier"), torch.zeros(size), torch.zeros(8), world=world)
+
+
+def one_hangs_in_its_launch(ctx, payload):
+    """Rank 0 sleeps for ever as soon as it is in its launch."""
+    _, world = _world(ctx)
+    begin = world.begin
+
+    def begin_and_hang():
+        number = begin()
+        if ctx.rank == 0:
+            time.sleep(300)
+        return number
+
+    world.begin = begin_and_hang
+    launch(load_kernel(KERNELS, "read_then_barrier"), torch.zeros(8), torch.zeros(8), world=world)
 
 
 def one_skips_the_barrier(ctx, payload):
