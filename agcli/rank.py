@@ -14,6 +14,7 @@ import ctypes
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -187,10 +188,18 @@ def run_target(ctx: RankContext, target: str, payload: dict[str, Any]) -> Messag
         return {
             "type": "error",
             "kind": e.exit_status if isinstance(e, AgGemmError) else AgGemmError.exit_status,
-            "message": str(e) if known else f"{type(e).__name__}: {e}",
+            "message": str(e) if known else _explained(e),
             "traceback": traceback.format_exc(),
             "specific": known,
         }
+
+
+def _explained(error: Exception) -> str:
+    """An error that nobody raised for the user, with what to do where that is known."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, MemoryError) or re.search(r"(?i)can't allocate memory|out of memory", text):
+        return f"not enough memory; lower --m, --n, --k or --world ({text.splitlines()[0]})"
+    return text
 
 
 def tcp_store(host: str, port: int, timeout: timedelta, **options: Any) -> Store:

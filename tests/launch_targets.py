@@ -144,3 +144,9 @@ def meets(ctx: RankContext, payload: dict[str, Any]) -> list[str]:
     """What all ranks of this run wrote to the store under names that every other run uses too."""
     ctx.store().set(f"key-{ctx.rank}", payload["name"])
     return [bytes(ctx.store().get(f"key-{rank}")).decode() for rank in range(ctx.world)]
+
+
+def wants_too_much(ctx: RankContext, payload: dict[str, Any]) -> None:
+    import torch
+
+    torch.empty(2**60, dtype=torch.uint8)

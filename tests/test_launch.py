@@ -134,6 +134,12 @@ def test_one_message_for_one_cause_with_the_exit_status_of_its_class(kind: str, 
     assert "launch_targets.py" in results[0].traceback
 
 
+def test_memory_that_does_not_suffice_comes_with_advice() -> None:
+    error = failure(run("wants_too_much"))
+    assert isinstance(error, EnvironmentFault)
+    assert str(error).startswith("ranks 0-1: not enough memory; lower --m, --n, --k or --world (RuntimeError: ")
+
+
 def test_an_unforeseen_exception_names_its_type_and_ends_the_others() -> None:
     started = time.monotonic()
     results = run("raises", {"kind": "value", "text": "odd", "ranks": [1]}, world=3)
