@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parents[1])  # not this folder, whose cuda.py would pass for the package of that name
@@ -59,6 +60,10 @@ class Together:
     def stuck(self, turn: int, waits: dict[str, int]) -> str | None:
         """Nothing here gets stuck."""
         return None
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """All ranks are in this thread: nothing to lock."""
+        return nullcontext()
 
     def waiting(self, text: str) -> None:
         """Nobody to tell."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
@@ -124,6 +125,10 @@ class RankView:
             if gone:
                 return f"rank {gone[0]} has ended the kernel with one {scope} fewer than rank {self.rank}"
         return None
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """All ranks are in this thread: nothing to lock."""
+        return nullcontext()
 
     def waiting(self, text: str) -> None:
         """Nothing to report to."""

@@ -7,11 +7,13 @@ unlinked as soon as all ranks have opened it.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ class SharedSegments:
 
     def __init__(self, rank: int, nbytes: int, exchange: Exchange, purpose: str) -> None:
         self.maps: list[mmap.mmap] = []
+        self._lock = -1  # rank 0's segment, opened by each rank on its own: what they lock against each other
         size = max(nbytes, mmap.PAGESIZE)
         offer, fd = _make(size)
         try:
@@ -36,6 +39,7 @@ class SharedSegments:
             _refuse_failures(offers, purpose, nbytes)
             problem = None
             try:
+                self._lock = os.open(offers[0]["path"], os.O_RDWR)
                 for other, their in enumerate(offers):
                     self.maps.append(mmap.mmap(fd, size) if other == rank else _open(their["path"], size))
             except OSError as error:
@@ -48,6 +52,15 @@ class SharedSegments:
             if offer.get("unlink"):
                 Path(offer["path"]).unlink(missing_ok=True)
 
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """No other rank is in such a section of these segments meanwhile."""
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
     def close(self) -> None:
         """Unmap. Tensors made from the maps must be gone; those that are not keep their map alive."""
         for segment in self.maps:
@@ -56,6 +69,9 @@ class SharedSegments:
             except BufferError:  # a tensor still uses it; it goes with the tensor
                 continue
         self.maps = []
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
 def available_bytes() -> int | None:

@@ -321,7 +321,7 @@ def _fill(other: Any, element: DType) -> float | int:
 def _atomic(combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
     @kind("vector")
     def apply(pointer: Any, val: Any, mask: Any = None, **_options: Any) -> Any:
-        """Read, combine, write back; returns the values before. Indivisible, since tasks switch only in waits."""
+        """Read, combine, write back; returns the values before. Indivisible: tasks switch only in waits, ranks lock."""
         if type(pointer) is Pointer:
             pointer = PointerBlock(pointer.buffer, pointer.offset, Affine(0, (), (), int32))
         chosen = _mask_tensor(mask, common_shape(pointer, mask))
@@ -331,7 +331,8 @@ def _atomic(combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Ca
         machine.on_access("atomic", pointer.buffer, region)
         assert region.elements is not None
         values = torch.as_tensor(operand(val)[0]).expand(chosen.shape)[chosen]
-        before = _combine(pointer.buffer.flat, region.elements, values, combine)
+        with machine.world.exclusive():
+            before = _combine(pointer.buffer.flat, region.elements, values, combine)
         pointer.buffer.mark(region, machine.launch_mark)
         result = torch.zeros(chosen.shape, dtype=before.dtype)
         result[chosen] = before
@@ -363,6 +364,15 @@ atomic_add = _atomic(torch.add)
 atomic_max = _atomic(torch.maximum)
 atomic_min = _atomic(torch.minimum)
 atomic_xchg = _atomic(lambda before, values: values)
+
+
+@kind("vector")
+def atomic_cas(pointer: Any, cmp: Any, val: Any, **_options: Any) -> Any:
+    """``val`` where the element equals ``cmp``; returns the value before. Scalar pointers."""
+    if type(pointer) is not Pointer:
+        raise context.fault("tl.atomic_cas takes a scalar pointer here")
+    wanted = torch.as_tensor(operand(cmp)[0])
+    return _atomic(lambda before, values: torch.where(before == wanted, values, before))(pointer, val)
 
 
 # -- products ------------------------------------------------------------------------------------------------------

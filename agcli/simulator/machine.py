@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from agcli.simulator import context
@@ -34,6 +35,9 @@ class World(Protocol):
 
     def stuck(self, turn: int, waits: dict[str, int]) -> str | None:
         """Why this rank's waits can never end (None while they may); ``waits`` are numbers of entered barriers."""
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """A section in which no other rank's atomics run."""
 
     def waiting(self, text: str) -> None:
         """This rank has nothing to do but wait."""

@@ -131,11 +131,13 @@ def _signal(sig: Any, signal: Any, operation: int, pe: Any) -> None:
     buffer = _peer(sig.buffer, as_int(pe))
     region = Region(sig.offset, (1,), (1,))
     buffer.check(region, "signal")
-    context.current().machine.on_signal(buffer, region, operation == SIGNAL_ADD)
+    machine = context.current().machine
+    machine.on_signal(buffer, region, operation == SIGNAL_ADD)
     word = buffer.view(region)
     value = as_int(signal)
     if operation == SIGNAL_ADD:
-        word += value
+        with machine.world.exclusive():
+            word += value
     else:
         word.fill_(value)
 

@@ -264,6 +264,8 @@ class _Slice:
         wanted = bool(targets & live) or not all(isinstance(n, ast.Name) for t in _targets(node) for n in _leaves(t))
         if isinstance(node, ast.Expr):
             wanted = False
+        if wanted and self.part != "vector":
+            self._refuse_vector_results(node)
         if not (wanted or self._has_effect(node)):
             self._note_waits(node, kept=False)
             return None, live
@@ -305,6 +307,16 @@ class _Slice:
     def _has_effect(self, node: ast.stmt) -> bool:
         kinds = (self.kernel.call_kind(self.source, call, self.taint) for call in _calls(node))
         return any(kind in (self.part, "both") for kind in kinds)
+
+    def _refuse_vector_results(self, node: ast.stmt) -> None:
+        """An atomic runs on the vector cores; running it on the cube too, for its result, would do it twice."""
+        for call in _calls(node):
+            if self.kernel.call_kind(self.source, call, self.taint) == "vector":
+                file = self.source.function.__code__.co_filename
+                raise UsageError(
+                    f"{file}:{call.lineno}: the cube cores need the result of {ast.unparse(call.func)}, which runs on "
+                    "the vector cores only; pass it through memory and a barrier"
+                )
 
     def _note_waits(self, node: ast.stmt, *, kept: bool) -> None:
         for call in _calls(node):

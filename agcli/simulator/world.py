@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -136,6 +137,10 @@ class SharedWorld:
     def missing(self, scope: str, number: int) -> list[int]:
         """Ranks that have not entered it."""
         return [rank for rank, words in enumerate(self._words) if words[_ENTERED[scope]] < number]
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """A section in which no other rank's atomics run."""
+        return self._segments.exclusive()
 
     def waiting(self, text: str) -> None:
         """Report that this rank waits."""

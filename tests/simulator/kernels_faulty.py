@@ -113,3 +113,12 @@ def several_values_for_one_element(out_ptr):
 def scalars_behind_a_mask(x_ptr, out_ptr, n):
     tl.store(out_ptr, tl.load(x_ptr, mask=n > 0, other=5).to(tl.float32))
     tl.store(out_ptr + 1, tl.load(x_ptr, mask=n > 0))
+
+
+@triton.jit
+def cube_needs_an_atomic(x_ptr, out_ptr):
+    offs = tl.arange(0, 16)
+    block = offs[:, None] * 16 + offs[None, :]
+    before = tl.atomic_add(x_ptr, 1.0)
+    a = tl.load(x_ptr + block)
+    tl.store(out_ptr + block, tl.dot(a, a) + before)

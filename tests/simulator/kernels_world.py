@@ -34,3 +34,14 @@ def barriers(count):
 @triton.jit
 def wait_for_signal(sig_ptr):
     libshmem_device.signal_wait_until(sig_ptr, 0, 1)
+
+
+@triton.jit
+def add_often(peer_ptr, times):
+    """Every vector core of every rank adds 1 to one element of rank 0 by an atomic and to another by a signal."""
+    for _ in range(0, times):
+        tl.atomic_add(dl.symm_at(peer_ptr, 0), 1)
+        dl.notify(peer_ptr + 16, 0, signal=1, sig_op="add")
+    if sub_vec_id() == 0:
+        tl.atomic_cas(peer_ptr + 32, 0, 7)
+    libshmem_device.barrier_all()

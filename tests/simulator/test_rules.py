@@ -176,3 +176,10 @@ def test_a_missing_kernel_and_a_file_that_does_not_run(tmp_path):
         load_kernel(broken, "f")
     with pytest.raises(UsageError, match="no such kernel file"):
         load_kernel(tmp_path / "absent.py", "f")
+
+
+def test_an_atomic_whose_result_the_cube_needs_is_refused_rather_than_done_twice():
+    with pytest.raises(
+        UsageError, match=rf"kernels_faulty.py:{line_of('before = tl.atomic_add')}: the cube cores need"
+    ):
+        SplitKernel(kernel("cube_needs_an_atomic"))

@@ -26,6 +26,11 @@ def test_ranks_see_each_others_memory():
     assert [r.value for r in results] == [[0, 10, 20]] * 3
 
 
+def test_atomics_and_added_signals_of_all_ranks_lose_no_update():
+    results = run("add_often", 3, times=2000)
+    assert results[0].value == [3 * 2 * 2000, 3 * 3 * 2000, 7], results[0].message
+
+
 def test_a_rank_that_fails_in_its_launch_ends_the_waits_of_the_others():
     results = run("one_fails", 3)
     assert not any(r.ok for r in results)

@@ -64,3 +64,14 @@ def all_wait_for_signals(ctx, payload):
     _, world = _world(ctx)
     signal = world.allocate((16,), torch.int32, "")
     launch(load_kernel(KERNELS, "wait_for_signal"), signal, world=world)
+
+
+def add_often(ctx, payload):
+    """Two vector cores add by atomics, these and the cube by signals; rank 0 returns the sums."""
+    backend, world = _world(ctx)
+    peer = world.allocate((64,), torch.int32, "")
+    launch(load_kernel(KERNELS, "add_often"), peer, payload["times"], world=world)
+    sums = [int(peer[0]), int(peer[16]), int(peer[32])]
+    world.free(peer)
+    backend.finish()
+    return sums
