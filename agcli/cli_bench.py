@@ -171,7 +171,7 @@ def bench(
         wanted = bench_run.Wanted(m, n, k, preset, shapes, dtype, impl)
         wanted.check()
         machine = request.Machine.resolve(backend.value, world, chosen, job)
-        request.check_cores(cores, machine)
+        request.check_cores(cores, machine, soc)
         plan = bench_run.make_plan(
             machine,
             wanted,

@@ -89,7 +89,7 @@ def verify(
         if job is None or job.rank == 0:  # the only one that writes; on other nodes there may be no such directory
             check_outputs(json, junit)
         machine = request.Machine.resolve(backend.value, world, chosen, job)
-        request.check_cores(cores, machine)
+        request.check_cores(cores, machine, soc)
         problem = Problem(*request.sizes(m, n, k, machine.simulated), machine.world, dtype.value)
         plan = request.plan_for(machine, problem, kernel, soc)
     with reserved_stdout() as stdout:

@@ -92,10 +92,15 @@ def check_sizes(m: int | None, n: int | None, k: int | None, dtype: str, kernel:
     KernelConfig().with_options(**kernel)
 
 
-def check_cores(cores: int | None, machine: Machine) -> None:
-    """Refuse a number of simulated cores where the cores are real."""
-    if cores is not None and not machine.simulated:
+def check_cores(cores: int | None, machine: Machine, soc: str | None) -> None:
+    """Refuse a number of simulated cores where the cores are real, and more than the simulated chip has."""
+    if cores is None:
+        return
+    if not machine.simulated:
         raise UsageError(f"--cores counts simulated cores, but those of backend {machine.backend.name} are real")
+    chip = machine.backend.chip(soc)
+    if chip is not None and cores > chip.cube_cores:
+        raise UsageError(f"--cores {cores}: {chip.name} has {chip.cube_cores} AI cores (--soc)")
 
 
 def plan_for(machine: Machine, problem: Problem, kernel: Mapping[str, Any], soc: str | None) -> Plan:

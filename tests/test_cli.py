@@ -179,6 +179,11 @@ def test_case_21_more_ranks_than_devices(args: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.usefixtures("no_ranks", "two_npus")
+def test_a_chip_has_no_more_cores_than_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--backend", "cpu", "--cores", "21"]) == 2
+    assert "--cores 21: Ascend910B3 has 20 AI cores" in one_error(capsys.readouterr().err)
+
+
 def test_real_cores_cannot_be_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--cores", "4"]) == 2
     assert "--cores" in one_error(capsys.readouterr().err)
