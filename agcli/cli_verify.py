@@ -77,7 +77,7 @@ def verify(
     from agcli.problem import Problem
     from agcli.progress import progress_bar
     from agcli.report import check_outputs, deliver
-    from agcli.verify import VerifyOptions, make_job
+    from agcli.verify import VerifyOptions, make_job, operand_bytes
 
     job = request.current_job(world)
     with request.one_voice(job):
@@ -92,6 +92,7 @@ def verify(
         request.check_cores(cores, machine, soc)
         problem = Problem(*request.sizes(m, n, k, machine.simulated), machine.world, dtype.value)
         plan = request.plan_for(machine, problem, kernel, soc)
+        request.check_host_memory(machine, plan, operand_bytes(plan))
     with reserved_stdout() as stdout:
         with progress_bar("tiles launched and compared") as on_progress:
             ranks = request.run_ranks(machine, make_job(machine, plan, options, tuned_store), timeout, on_progress)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from agcli import backends
-from agcli.errors import UsageError
+from agcli.errors import EnvironmentFault, UsageError
 from agcli.jobenv import JobEnv, detect_job
 from agcli.launch import OnData, OnProgress, launch
 from agcli.outcome import Job, RankResult, failure
@@ -101,6 +101,27 @@ def check_cores(cores: int | None, machine: Machine, soc: str | None) -> None:
     chip = machine.backend.chip(soc)
     if chip is not None and cores > chip.cube_cores:
         raise UsageError(f"--cores {cores}: {chip.name} has {chip.cube_cores} AI cores (--soc)")
+
+
+def check_host_memory(machine: Machine, plan: Plan, beside_bytes: int) -> None:
+    """Refuse what all simulated ranks together cannot hold on this host, before one starts.
+
+    ``beside_bytes`` is what a rank needs beside its symmetric memory, of which the simulator also keeps a record of one
+    byte an element. Raises EnvironmentFault with both numbers. Ranks of a job check by themselves, when they allocate.
+    """
+    if not machine.simulated or machine.job is not None:
+        return
+    from agcli.simulator.heap import available_bytes
+
+    record = plan.symmetric_bytes // plan.problem.itemsize
+    need = machine.world * (plan.symmetric_bytes + record + beside_bytes)
+    have = available_bytes()
+    if have is not None and need > have:
+        raise EnvironmentFault(
+            f"{machine.world} ranks need {need} bytes on this host (symmetric memory of {plan.symmetric_bytes} bytes "
+            f"each, A, B, C and the reference), and it has {have} available; lower --pvalue, --buffer-num, --block-m, "
+            "--m, --n, --k or --world"
+        )
 
 
 def plan_for(machine: Machine, problem: Problem, kernel: Mapping[str, Any], soc: str | None) -> Plan:

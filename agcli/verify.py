@@ -56,6 +56,14 @@ class VerifyOptions:
         return tolerance(plan.problem.dtype, plan.problem.k, self.data, self.rtol, self.atol)
 
 
+def operand_bytes(plan: Plan) -> int:
+    """What a rank holds beside symmetric memory: A, B, C, the gathered A, and B in fp32 for the reference."""
+    problem = plan.problem
+    operands = problem.m * problem.k + problem.k * problem.n + problem.world * problem.m * problem.n
+    gathered = problem.world * problem.m * problem.k
+    return (operands + gathered) * problem.itemsize + 4 * problem.k * problem.n
+
+
 def make_job(machine: Machine, plan: Plan, options: VerifyOptions, tuned: Path | None = None) -> Job:
     """What all ranks are told; ``tuned`` is the file whose configuration is to replace the plan's."""
     from agcli.outcome import Job

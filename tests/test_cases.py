@@ -102,6 +102,13 @@ def test_memory_case_14_more_than_the_host_has_is_refused_before_any_launch() ->
     assert done.stderr.count("error:") == 1
 
 
+def test_memory_case_14_operands_count_too() -> None:
+    done = verify("--world", "2", "--m", "1000000", "--n", "1000000", "--k", "64", "--backend", "cpu")
+    assert done.returncode == 3
+    assert "2 ranks need" in done.stderr
+    assert "available; lower" in done.stderr
+
+
 def test_memory_case_14_dev_shm_is_not_what_limits() -> None:
     passes(verify("--world", "4", "--m", "512", "--n", "32", "--k", "8192", "--backend", "cpu"), 4)
 
