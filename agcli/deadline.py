@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 
+AGAIN_S = 0.1  # until the next attempt, where nothing handles the signal yet
+
+
 @dataclass
 class Deadline:
     """``passed`` tells a run that was over time from one that somebody stopped."""
@@ -19,9 +22,9 @@ class Deadline:
 
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[Deadline]:
-    """After ``seconds`` this process gets a TERM, if by then something handles it, as ``launch`` does.
+    """After ``seconds`` this process gets a TERM, as soon as something handles it, as ``launch`` does while ranks run.
 
-    Without a handler, before and after the ranks run, it only sets ``passed``. In the main thread only.
+    Until then, such as while a rank of a job imports torch, it only sets ``passed``. In the main thread only.
     """
     limit = Deadline()
     if threading.current_thread() is not threading.main_thread():
@@ -32,6 +35,8 @@ def deadline(seconds: float) -> Iterator[Deadline]:
         limit.passed = True
         if callable(signal.getsignal(signal.SIGTERM)):
             signal.raise_signal(signal.SIGTERM)
+        else:
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -162,6 +162,19 @@ def test_wrong_usage(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err.count("error: ") == 1
 
 
+def test_a_deadline_waits_for_a_handler() -> None:
+    caught: list[int] = []
+    with deadline(0.01) as limit:
+        time.sleep(0.05)
+        assert limit.passed
+        before = signal.signal(signal.SIGTERM, lambda number, _: caught.append(number))
+        try:
+            time.sleep(0.5)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    assert caught == [signal.SIGTERM]  # once: a second one would cut the clean-up short
+
+
 def test_a_deadline_without_a_handler_only_tells() -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     with deadline(0.01) as limit:
