@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-
 AGAIN_S = 0.1  # until the next attempt, where nothing handles the signal yet
 
 

@@ -32,19 +32,23 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What the ranks that reported found for one case; ``error`` is why others did not, if the run ended here."""
+    """What the ranks that reported found for one case; ``error`` is why others did not, if the run ended here.
+
+    ``complete`` if all ranks reported. A rank of a job that is stopped knows only what it found itself.
+    """
 
     case: Case
     verdicts: tuple[Verdict, ...] = ()
     error: str = ""
+    complete: bool = False
 
     @property
     def result(self) -> str:
-        """FAIL if a rank was wrong, else ERROR if the run ended here, "not run" if it ended before, else PASS."""
+        """FAIL if a rank was wrong, else ERROR if the run ended here, PASS if all ranks said so, else "not run"."""
         wrong = [verdict.result for verdict in self.verdicts if not verdict.passed]
         if wrong:
             return FAIL if FAIL in wrong else wrong[0]
-        return ERROR if self.error else PASS if self.verdicts else SKIPPED
+        return ERROR if self.error else PASS if self.complete else SKIPPED
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ def summary(report: SmokeReport) -> str:
     if report.wrong:
         text += f"; wrong: {', '.join(report.wrong)}"
     if report.error:
-        text += f"; not completed: {report.error.splitlines()[0]}"
+        text += f"; not completed: {report.error.splitlines()[0].rstrip(':;')}"
     return f"{text}; {report.seconds:.1f} s"
 
 
@@ -208,6 +212,6 @@ def results_of(
     for index, case in enumerate(cases):
         known = sorted((Verdict.from_json(v) for v in verdicts.get(index, ())), key=lambda v: v.rank)
         ended_here = bool(error) and len(known) < world
-        found.append(CaseResult(case, tuple(known), error if ended_here else ""))
+        found.append(CaseResult(case, tuple(known), error if ended_here else "", len(known) == world))
         error = "" if ended_here else error
     return tuple(found)

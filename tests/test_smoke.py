@@ -16,7 +16,8 @@ from agcli.chips import CHIPS
 from agcli.deadline import deadline
 from agcli.main import main
 from agcli.problem import cdiv
-from agcli.smoke_report import SCHEMA
+from agcli.smoke_report import ERROR, SCHEMA, SKIPPED, results_of
+from agcli.verdict import PASS, Verdict
 
 TESTS = Path(__file__).parent
 BOTH = ("store", "putmem")
@@ -154,6 +155,16 @@ def test_a_platform_that_is_not_ready_is_reported_too(run: Any) -> None:
     assert ran.json["result"] == "ERROR"
     assert any(not need["ok"] for need in ran.json["needs"])
     assert "backend npu is not ready" in ran.last_line
+
+
+def test_what_one_rank_found_alone_is_no_pass() -> None:
+    """A rank of a job that is stopped knows its own verdicts only."""
+    cases = smoke.cases(())[:3]
+    own = Verdict(0, "device", PASS, 0.0, 0.0, 0, 10, 0, 0, 0, 0.0, 0.0, 0.1, 1).to_json()
+    found = results_of(cases, {index: [own] for index in range(3)}, world=2, error="the time was up")
+    assert [case.result for case in found] == [ERROR, SKIPPED, SKIPPED]
+    found = results_of(cases, {index: [own, {**own, "rank": 1}] for index in range(2)}, world=2, error="rank 1 died")
+    assert [case.result for case in found] == [PASS, PASS, ERROR]
 
 
 @pytest.mark.parametrize("args", [("--max-minutes", "0"), ("--world", "3", "--devices", "0"), ("--soc", "Ascend1")])
