@@ -65,8 +65,8 @@ def tune(
     """
     from agcli import request, tune_run
     from agcli.bench_run import Wanted
-    from agcli.outputs import check_writable
-    from agcli.tuned import check_store, default_store
+    from agcli.outputs import check_distinct, check_writable
+    from agcli.tuned import check_can_add, default_store
 
     job = request.current_job(world)
     with request.one_voice(job):
@@ -78,6 +78,7 @@ def tune(
         machine = request.Machine.resolve(backend.value, world, chosen, job)
         tune_run.check_measures(machine)
         path = store if store is not None else default_store()
-        check_store(path)
+        check_distinct({"--json": json, "--store": path})
+        check_can_add(path)
         plan = tune_run.make_plan(machine, wanted, budget, soc)
     return tune_run.run(machine, plan, path, json, timeout, debug)

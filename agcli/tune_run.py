@@ -12,7 +12,7 @@ from agcli import __version__, tuned
 from agcli.bench_report import number
 from agcli.bench_run import Wanted
 from agcli.chips import Chip
-from agcli.errors import EnvironmentFault, UsageError
+from agcli.errors import AgGemmError, EnvironmentFault, UsageError
 from agcli.outcome import Job
 from agcli.outputs import reserved_stdout, write_file
 from agcli.problem import Problem
@@ -118,13 +118,19 @@ class Collector:
         """What goes to the file: each problem's best."""
         return [Entry.from_json(r["entry"]) for r in self._results.values() if r["entry"] is not None]
 
-    def print(self, store: Path, stream: TextIO) -> None:
-        """A row per problem, why candidates were refused, and where the best ones are."""
+    @property
+    def hopeless(self) -> list[Problem]:
+        """Those for which there is no best."""
+        return [self._plan.tasks[i].problem for i, result in sorted(self._results.items()) if result["entry"] is None]
+
+    def print(self, store: Path | None, stream: TextIO) -> None:
+        """A row per problem, why candidates were refused, and where the best ones are, if they are stored."""
         rows = [_cells(self._plan.tasks[index].problem, result) for index, result in sorted(self._results.items())]
         render_table(COLUMNS, rows, stream=stream)
         notes = dict.fromkeys(note for result in self._results.values() for note in result["notes"])
         render_fields([("refused", note) for note in notes], stream)
-        render_fields([("stored", f"{len(self.entries)} in {store}; used with --tuned")], stream)
+        if store is not None:
+            render_fields([("stored", f"{len(self.entries)} in {store}; used with --tuned")], stream)
 
     def to_json(self, store: Path, complete: bool) -> str:
         """The same as a JSON document."""
@@ -170,14 +176,24 @@ def run(machine: Machine, plan: TunePlan, store: Path, json_path: Path | None, t
             collector.on_values([result.value for result in ranks.results])
         if ranks.speaks:
             _keep(collector, store, json_path, stdout, complete=status is None)
+            if status is None and collector.hopeless:
+                problems = ", ".join(f"{p.m}x{p.n}x{p.k} {p.dtype}" for p in collector.hopeless)
+                print(f"ag-gemm: error: nothing ran and was right for {problems}; the report says why", file=sys.stderr)
+    if status is None and collector.hopeless:
+        status = EnvironmentFault.exit_status
     return ranks.leave(status or 0)
 
 
 def _keep(collector: Collector, store: Path, json_path: Path | None, stdout: TextIO, complete: bool) -> None:
-    if collector.entries:
-        tuned.add(store, collector.entries)
+    """Store, print and report. A store that fails is an error only after the rest, which has all that was found."""
+    fault = None
+    try:
+        if collector.entries:
+            tuned.add(store, collector.entries)
+    except AgGemmError as error:
+        fault = error
     piped = str(json_path) == "-"
-    collector.print(store, sys.stderr if piped else stdout)
+    collector.print(store if fault is None else None, sys.stderr if piped else stdout)
     if json_path is not None:
         text = collector.to_json(store, complete)
         if piped:
@@ -185,3 +201,5 @@ def _keep(collector: Collector, store: Path, json_path: Path | None, stdout: Tex
         else:
             write_file(json_path, text)
     stdout.flush()
+    if fault is not None:
+        raise fault

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -38,6 +39,10 @@ class Choice:
     config: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not (isinstance(self.config, dict) and isinstance(self.extra, dict)):
+            raise TypeError(f"config and extra are not both objects: {self.config!r}, {self.extra!r}")
+
     def plan(self, problem: Problem, chip: Chip | None) -> Plan:
         """The plan with it. Raises UsageError where ``chip`` cannot take it."""
         return make_plan(problem, default_config(chip).with_options(**self.config), chip)
@@ -65,6 +70,13 @@ class Entry:
     version: str = __version__
     date: str = ""
 
+    def __post_init__(self) -> None:
+        texts = (self.backend, self.chip, self.dtype, self.version, self.date)
+        counts = (self.world, *self.shape)
+        right = all(isinstance(text, str) for text in texts) and all(isinstance(n, int) and n > 0 for n in counts)
+        if not (right and all(isinstance(ms, (int, float)) for ms in (self.median_ms, self.default_ms))):
+            raise ValueError(f"no entry is {asdict(self)}")
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """M, N and K."""
@@ -86,7 +98,7 @@ class Entry:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Entry:
-        """The entry that ``to_json`` wrote; unknown fields are left out. TypeError or KeyError if it is none."""
+        """The entry that ``to_json`` wrote, without unknown fields. TypeError, KeyError or ValueError if it is none."""
         known = {f.name for f in fields(Entry)}
         return Entry(**{k: v for k, v in data.items() if k in known and k != "choice"}, choice=Choice(**data["choice"]))
 
@@ -121,6 +133,14 @@ def check_store(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"{path} is a directory (--store)")
     read(path)
+
+
+def check_can_add(path: Path) -> None:
+    """Refuse, before a tuning, a file that its results could not go to. Raises UsageError or EnvironmentFault."""
+    check_store(path)
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if not (os.access(folder, os.W_OK | os.X_OK) and (not path.exists() or os.access(path, os.W_OK))):
+        raise UsageError(f"{path} cannot be written: no permission (--store)")
 
 
 def add(path: Path, entries: Iterable[Entry]) -> None:
@@ -189,6 +209,6 @@ def agreed(path: Path, backend: Backend, problem: Problem, chip: Chip | None, gr
     choice = Choice(**said["choice"])
     try:
         choice.plan(problem, chip)
-    except UsageError as error:
+    except (UsageError, TypeError) as error:  # TypeError: no field of KernelConfig, or not a number
         return Choice(), f"{said['text']}; it does not fit this problem ({error}); defaults used"
     return choice, said["text"]

@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from agcli import backends, tune_run
+from agcli import backends, tune_run, tuned
 from agcli.backends.base import Need
 from agcli.bench_run import Wanted
 from agcli.chips import CHIPS, Chip
+from agcli.errors import EnvironmentFault
 from agcli.launch import launch
 from agcli.main import main
 from agcli.outcome import Job
@@ -108,6 +110,33 @@ def test_what_cannot_be_read_is_refused_before_ranks_start(tune: Any, tmp_path: 
     assert tune() == 2
     assert "is not a file of `ag-gemm tune`" in capsys.readouterr().err
     assert (tmp_path / "t.json").read_text() == "something else"
+
+
+def test_a_store_that_cannot_be_written_is_refused_before_ranks_start(tune: Any, tmp_path: Path, capsys: Any) -> None:
+    assert tune("--store", str(tmp_path / "r.json")) == 2
+    assert "only one of --json and --store" in capsys.readouterr().err
+    with mock.patch("os.access", lambda path, mode: path != tmp_path):
+        assert tune("--json", "-", "--store", str(tmp_path / "new" / "t.json")) == 2
+    assert "cannot be written: no permission (--store)" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_stored_is_reported_all_the_same(tune: Any, tmp_path: Path, capfd: Any) -> None:
+    with mock.patch.object(tuned, "add", side_effect=EnvironmentFault("the disk is full")):
+        assert tune() == 3
+    out, err = capfd.readouterr()
+    assert "the disk is full" in err
+    assert "2.00x" in out
+    assert "stored" not in out
+    assert json.loads((tmp_path / "r.json").read_text())["results"][0]["entry"]["median_ms"] == 5.001
+
+
+def test_nothing_that_runs_is_an_error(tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setattr(FakeGpu, "tuning_space", lambda self, problem, chip: [Choice(extra={"fault": "refused"})])
+    assert tune() == 3
+    assert "nothing ran and was right for 8x8x16 fp16, 16x8x16 fp16" in capfd.readouterr().err
+    assert not (tmp_path / "t.json").exists()
+    assert json.loads((tmp_path / "r.json").read_text())["complete"]
 
 
 @pytest.mark.parametrize("args", [("--budget", "0"), ("--m", "0"), ("--dtype", "fp64")])

@@ -101,6 +101,22 @@ def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path, text
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize("damage", [{"m": 0}, {"n": "64"}, {"world": None}, {"chip": 3}, {"choice": {"config": None}}])
+def test_a_damaged_entry_is_refused_before_ranks_start(tmp_path: Path, damage: dict[str, Any], capsys: Any) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"schema": tuned.SCHEMA, "entries": [{**ENTRY.to_json(), **damage}]}))
+    assert main(["verify", *SIZES, "--tuned", "--store", str(path)]) == 2
+    assert "is not a file of `ag-gemm tune`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("config", [{"no_field": 1}, {"block_m": "64"}, {"block_m": 17}])
+def test_an_entry_that_is_no_configuration_leaves_the_defaults(tmp_path: Path, config: dict[str, Any]) -> None:
+    add(tmp_path / "t.json", [replace(CPU_ENTRY, choice=Choice(config))])
+    report = tmp_path / "r.json"
+    assert main(["verify", *SIZES, "--tuned", "--store", str(tmp_path / "t.json"), "--json", str(report)]) == 0
+    assert "defaults used" in json.loads(report.read_text())["tuned"]
+
+
 # -- what is tried -----------------------------------------------------------------------------------------------
 
 
