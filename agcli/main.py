@@ -19,7 +19,6 @@ from agcli import __version__, cli_bench, cli_check, cli_compile, cli_doctor, cl
 from agcli.errors import AgGemmError, EnvironmentFault, UsageError
 
 PROG = "ag-gemm"
-INTERRUPTED = 130  # as shells report a process that INT ended; 128 + the number for other signals
 
 # What all wrong options and arguments raise: the class above this one, in whichever copy of Click Typer uses.
 _CLI_USAGE_ERROR: Any = typer.BadParameter.__base__
@@ -67,7 +66,7 @@ def _guarded(command: Callable[..., int]) -> Callable[..., int]:
         except KeyboardInterrupt as stop:
             signum = getattr(stop, "signum", 2)
             print(f"{PROG}: {str(stop) or 'interrupted'}", file=sys.stderr)
-            return 128 + int(signum)
+            return 128 + int(signum)  # as shells report a process that a signal ended
         except BrokenPipeError:  # the reader of stdout went away; nothing more can be said to it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return _fail("stdout was closed before the report was complete", EnvironmentFault.exit_status)
