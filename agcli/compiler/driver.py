@@ -92,15 +92,34 @@ def make_binding() -> dict[str, Any]:
     return {function.__name__: core.extern(function) for function in (sub_vec_id, barrier_all, putmem, symm_at)}
 
 
+def make_stand_ins(binding: dict[str, Any]) -> dict[str, Any]:
+    """What stand-ins of triton_dist and cann.extension offer: the primitives, and what means nothing to this compiler.
+
+    ``compile_hint`` is none that AscendNPU-IR 1.2.0 knows; every chip has two vector cores beside a cube core.
+    """
+    from triton.language import core
+
+    def compile_hint(tensor: Any, name: Any, value: Any = None, _builder: Any = None) -> None:
+        return None
+
+    def sub_vec_num(_builder: Any = None) -> Any:
+        return core.constexpr(2)
+
+    return {**binding, "compile_hint": core.extern(compile_hint), "sub_vec_num": core.extern(sub_vec_num)}
+
+
 def load_kernel(file: str, name: str) -> Any:
     """The JIT function ``name`` of ``file``, with the primitives bound."""
+    from agcli.compiler import stand_ins
     from agcli.kernels import primitives
 
-    primitives.bind(make_binding())
+    binding = make_binding()
+    primitives.bind(binding)
     package = os.path.dirname(os.path.abspath(primitives.__file__))
     if os.path.dirname(os.path.abspath(file)) == package:
         module = importlib.import_module("agcli.kernels." + os.path.splitext(os.path.basename(file))[0])
     else:
+        stand_ins.provide(make_stand_ins(binding))
         sys.path.append(os.path.dirname(os.path.abspath(file)))
         spec = importlib.util.spec_from_file_location("agcli_user_kernel", file)
         if spec is None or spec.loader is None:

@@ -137,6 +137,44 @@ def test_a_faulty_kernel_is_explained_with_its_line(
         assert new.splitlines()[-1].strip() in Path(file).read_text().splitlines()[int(number) - 1]
 
 
+DIST_KERNEL = Path(__file__).parents[1] / "check" / "kernels" / "seed_gemm.py"
+
+
+def test_a_kernel_with_the_imports_of_triton_distributed_compiles(toolchain: Toolchain, tmp_path: Path) -> None:
+    """The kernel of the defining document, in a file that has its host code too."""
+    host = "import torch\nimport shmem as ash\nfrom triton.backends.ascend.driver import NPUUtils\n"
+    host += "@torch.no_grad()\ndef host(dtype=torch.float16):\n    return NPUUtils().get_aicore_num()\n\n"
+    file = tmp_path / "seed_gemm.py"
+    file.write_text(host + DIST_KERNEL.read_text().replace(
+        "            c = accumulator.to(",
+        '            tl.extra.cann.extension.compile_hint(accumulator, "matmul_at_least_once")\n'
+        "            c = accumulator.to(",
+    ))  # fmt: skip
+    assert "compile_hint" in file.read_text()
+    kernel = KernelSource(str(file), "kernel_allgather_gemm")
+    report = compile_kernel(CompileRequest(B3, KernelConfig(), kernel=kernel), toolchain)
+    assert report.faults == []
+    assert used(report) == {"L1": (384, 512, True), "L0C": (128, 128, False), "UB": (10, 192, False)}
+    assert report.module is not None
+    cube, vector = report.module.functions
+    assert (cube.operations["products"], vector.operations["putmem"]) == (1, 1)
+
+
+@pytest.mark.parametrize("call", ["libshmem_device.quiet()", "dl.wait(peer_mem_ptr, 1)", "dl.rank()"])
+def test_a_primitive_of_triton_distributed_that_cannot_be_lowered_is_named(
+    call: str, toolchain: Toolchain, tmp_path: Path
+) -> None:
+    file = tmp_path / "seed_gemm.py"
+    text = DIST_KERNEL.read_text()
+    file.write_text(text.replace("    pid = tl.program_id", f"    {call}\n    pid = tl.program_id", 1))
+    kernel = KernelSource(str(file), "kernel_allgather_gemm")
+    (fault,) = compile_kernel(CompileRequest(B3, KernelConfig(), kernel=kernel), toolchain).faults
+    name = call.partition("(")[0].replace("dl.", "language.")
+    assert f"{name} cannot be compiled without an NPU; the primitives that can be are" in fault.message
+    assert fault.where.startswith(f"{file}:")
+    assert call in file.read_text().splitlines()[int(fault.where.rpartition(":")[2]) - 1]
+
+
 def test_a_file_without_the_kernel(toolchain: Toolchain) -> None:
     report = compile_kernel(CompileRequest(B3, KernelConfig(), kernel=KernelSource(name="nothing")), toolchain)
     assert report.faults[0].message == "allgather_gemm.py has no @triton.jit function called 'nothing'"
