@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -122,9 +123,42 @@ def split_kernel(kernel: Any) -> SplitKernel:
             raise UsageError(f"name the kernel as FILE:NAME, got '{kernel}'")
         kernel = load_kernel(file, name)
     try:
-        return SplitKernel(kernel)
+        split = SplitKernel(kernel)
     except (TypeError, OSError) as error:
         raise UsageError(f"this is not a kernel: {error}") from error
+    _refuse_unknown_calls(split)
+    return split
+
+
+def _refuse_unknown_calls(kernel: SplitKernel) -> None:
+    """Raise UsageError for a call of a primitive that the simulator lacks: the split would leave it out in silence."""
+    for source in kernel.sources:
+        for call in ast.walk(source.tree):
+            if isinstance(call, ast.Call) and (name := _unknown_name(call.func, source.names)):
+                raise UsageError(
+                    f"{source.function.__code__.co_filename}:{call.lineno}: the simulator does not know {name}, so "
+                    f"{kernel.name} cannot be checked with it; use another primitive or take it out"
+                )
+
+
+def _unknown_name(function: ast.expr, names: dict[str, Any]) -> str:
+    """What of a called name the stand-ins of modules do not have; empty if it is known or none of theirs."""
+    if isinstance(_value(function, names), (SimpleNamespace, ModuleType)):
+        return ast.unparse(function)  # a stand-in has any name that is imported from it: as a module
+    node = function
+    while isinstance(node, ast.Attribute):
+        module = _value(node.value, names)
+        if isinstance(module, SimpleNamespace) and not hasattr(module, node.attr):
+            return ast.unparse(node)
+        node = node.value
+    return ""
+
+
+def _value(node: ast.expr, names: dict[str, Any]) -> Any:
+    """The object that a dotted name means, or None."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    return getattr(_value(node.value, names), node.attr, None) if isinstance(node, ast.Attribute) else None
 
 
 class _Simulation:

@@ -125,7 +125,25 @@ def test_a_world_without_ranks_is_refused():
 
 def test_an_error_in_the_kernel_names_its_line(tmp_path):
     with pytest.raises(UsageError, match=r"the kernel raised AttributeError: .* at .*ring\.py:\d+ in kernel"):
-        p.RING.check(tmp_path, (("tl.arange(0, BLOCK)", "tl.arrange(0, BLOCK)"),))
+        p.RING.check(tmp_path, (("tl.arange(0, BLOCK)", "tl.arange(0, BLOCK.size)"),))
+
+
+@pytest.mark.parametrize(
+    ("imported", "call", "name"),
+    [
+        ("libshmem_device", "libshmem_device.broadcast(ring_ptr, n, 0)", "libshmem_device.broadcast"),
+        ("libshmem_device", "tl.extra.other.barrier()", "tl.extra.other"),
+        ("libshmem_device, libother", "libother.barrier()", "libother.barrier"),
+        ("libshmem_device, sync_block_all", 'sync_block_all("all", 0)', "sync_block_all"),
+    ],
+)
+def test_a_primitive_that_is_not_known_is_refused_and_not_left_out(imported, call, name, tmp_path):
+    edits = (
+        ("extra import libshmem_device\n", f"extra import {imported}\n"),
+        ("    right = ", f"    {call}\n    right = "),
+    )
+    with pytest.raises(UsageError, match=rf"ring\.py:13: the simulator does not know {name}, "):
+        p.RING.check(tmp_path, edits)
 
 
 def test_the_example_verifies_and_checks_a_kernel(capsys, tmp_path):
