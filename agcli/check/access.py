@@ -24,7 +24,7 @@ class CheckedTask(Task):
     that it sends or transfers later come after, ``heard`` where each actor sent the last signal that ended its wait.
     """
 
-    __slots__ = ("actor", "free", "heard", "ordered", "passed", "pending", "spins", "synchronised")
+    __slots__ = ("actor", "changes", "free", "heard", "ordered", "passed", "pending", "spins", "synchronised")
 
     def __init__(self, machine: Machine, core: int, unit: str, function: Callable[[], Any]) -> None:
         super().__init__(machine, core, unit, function)
@@ -35,7 +35,8 @@ class CheckedTask(Task):
         self.free: list[int] = []  # actors of its complete transfers, for new ones
         self.ordered: Clock = []
         self.heard: dict[int, Site | None] = {}
-        self.spins: tuple[object, int, int] = (None, 0, 0)
+        self.spins: dict[tuple[int, int, int], int] = {}  # reads of each region since memory changed last
+        self.changes = 0  # of memory, as it was then
 
     @property
     def unit_name(self) -> str:

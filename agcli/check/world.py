@@ -22,8 +22,7 @@ from agcli.simulator.memory import Buffer, Region
 from agcli.simulator.scheduler import who_waits
 from agcli.simulator.split import SplitKernel
 
-NOT_SPINNING = (None, 0, 0)
-SPIN_PAUSE, SPIN_LIMIT = 64, 20_000  # reads of the same element in a row: let others run; give up
+SPIN_PAUSE, SPIN_LIMIT = 64, 4096  # reads of the same elements while nothing changes: let others run; give up
 
 
 def units_of(kernel: SplitKernel) -> tuple[str, ...]:
@@ -158,13 +157,13 @@ class CheckedMachine(Machine):
         self._detector.leave(task, scope, number)
 
     def on_access(self, kind: str, buffer: Buffer, region: Region, values: torch.Tensor | float | None = None) -> None:
-        """Watch an access; a task that reads one element over and over lets others run."""
+        """Watch an access; a task that reads the same elements over and over lets others run."""
         task = _current()
         self._detector.access(task, kind, buffer, region, values)
-        if kind != "write" and region.count == 1:
+        if kind == "write":
+            task.spins.clear()
+        elif region.count:
             self._spin(task, kind, buffer, region)
-        else:
-            task.spins = NOT_SPINNING
 
     def on_unwritten(self, buffer: Buffer, offset: int, never: bool) -> None:
         """Note it and go on."""
@@ -228,14 +227,15 @@ class CheckedMachine(Machine):
         task.block(lambda: all(transfer.done for transfer in task.pending), "its transfers")
 
     def _spin(self, task: CheckedTask, kind: str, buffer: Buffer, region: Region) -> None:
-        offset = region.offset if region.elements is None else int(region.elements)
-        before, count, changes = task.spins
-        if kind == "atomic" and before == (id(buffer), offset):
+        offset = region.offset if region.elements is None else int(region.elements.flatten()[0])
+        place = (id(buffer), offset, region.count)
+        if kind == "atomic" and place in task.spins:
             self._detector.changes -= 1  # spinning with atomics is no progress for other spinning tasks
-        if before != (id(buffer), offset) or changes != self._detector.changes:
-            count = 0
-        task.spins = ((id(buffer), offset), count + 1, self._detector.changes)
-        if count % SPIN_PAUSE == SPIN_PAUSE - 1:
+        if task.changes != self._detector.changes:
+            task.spins.clear()
+            task.changes = self._detector.changes
+        count = task.spins[place] = task.spins.get(place, 0) + 1
+        if count % SPIN_PAUSE == 0:
             self._schedule.yield_turn(task)
         if count > SPIN_LIMIT:
             name = buffer.describe(offset)

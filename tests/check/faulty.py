@@ -263,6 +263,28 @@ FAULTY = {
             ),
         ),
     ),
+    "a loop that waits for a block of plain words": Faulty(
+        p.STREAM,
+        RACE_OR_UNWRITTEN,
+        "while",
+        (
+            (
+                "libshmem_device.signal_wait_until(sig_ptr, 3, turn + 1)",
+                "while tl.max(tl.load(sig_ptr + tl.arange(0, 16))) < turn + 1:\n                    pass",
+            ),
+        ),
+    ),
+    "a loop that waits for two plain words that nobody sets": Faulty(
+        p.STREAM,
+        ("deadlock",),
+        "while",
+        (
+            (
+                "libshmem_device.signal_wait_until(sig_ptr, 3, turn + 1)",
+                "while (tl.load(sig_ptr + 5) < 1) | (tl.load(sig_ptr + 6) < 1):\n                    pass",
+            ),
+        ),
+    ),
     # transfers
     "no quiet after a non-blocking put": Faulty(
         p.RING, ("unfinished-transfer", *RACE_OR_UNWRITTEN), "putmem_nbi", (("        libshmem_device.quiet()\n", ""),)
