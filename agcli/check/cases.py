@@ -7,6 +7,7 @@ last bit.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 
 from agcli.check.findings import Finding
 from agcli.check.run import Rank, Result, run
+from agcli.check.shadow import check_size
 from agcli.errors import UsageError
 from agcli.problem import KernelConfig, Plan, Problem, make_plan
 from agcli.simulator.split import SplitKernel
@@ -102,6 +104,8 @@ class Sweep:
 
 def check_case(kernel: SplitKernel, case: Case, sweep: Sweep) -> Checked:
     """Check a kernel in one case, and compare every launch's C with the product. Raises UsageError if it cannot run."""
+    for shape in (case.problem.a_shape, case.problem.b_shape, case.problem.c_shape, case.plan.peer_shape):
+        check_size(math.prod(shape))
     memory: dict[tuple[int, int], torch.Tensor] = {}
 
     def arguments(rank: Rank) -> dict[str, Any]:

@@ -21,6 +21,21 @@ CONFLICTS = {
 """Kinds of earlier accesses that race with a kind of access. Signals count as atomics, waits as atomic reads."""
 
 LIMIT_BYTES = 2 * 2**30
+FIRST_ROWS = 4
+
+
+def too_large(elements: int) -> UsageError:
+    """What to say of a tensor whose accesses cannot be kept."""
+    return UsageError(
+        f"a tensor of {elements} elements is too large to check with so many cores; races do not depend on sizes: "
+        "check a smaller problem (--m, --n, --k) or fewer cores (--cores)"
+    )
+
+
+def check_size(elements: int) -> None:
+    """Raise UsageError for a tensor that is too large whatever is done with it."""
+    if FIRST_ROWS * elements * 4 > LIMIT_BYTES:
+        raise too_large(elements)
 
 
 class Rows:
@@ -76,12 +91,9 @@ class Rows:
             return self._actors.index(actor)
         row = len(self._actors)
         if row == self._data.shape[0]:
-            capacity = max(4, 2 * row)
+            capacity = max(FIRST_ROWS, 2 * row)
             if capacity * self._size * 4 > LIMIT_BYTES:
-                raise UsageError(
-                    f"a tensor of {self._size} elements is too large to check with so many cores; races do not depend "
-                    "on sizes: check a smaller problem (--m, --n, --k) or fewer cores (--cores)"
-                )
+                raise too_large(self._size)
             grown = torch.zeros((capacity, self._size), dtype=torch.int32)
             grown[:row] = self._data
             self._data = grown

@@ -95,6 +95,7 @@ def test_a_wrong_result_without_a_race_is_found(tmp_path, capsys):
         (["--world", "2", "--m", "0"], "M must be at least 1"),
         (["--buffer-num", "1"], "buffer_num must be at least 2"),
         (["--world", "2", "--launches", "0"], "--launches"),
+        (["--world", "2", "--m", "100000000", "--n", "1000000"], "is too large to check"),
     ],
 )
 def test_wrong_usage_ends_with_2(arguments, problem, capsys):
