@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -20,19 +20,18 @@ class TimeName(str, Enum):
     HOST = "host"
 
 
-def _sizes(flag: str, what: str, default: str) -> Any:
-    text = f"{what} on each rank: one number or several, such as 1024,4096. [default: {default}]"
-    return typer.Option(flag, help=text, show_default=False, metavar="LIST", rich_help_panel=_SHAPES)
-
-
 def bench(
     world: opt.World = None,
     m: Annotated[
-        str | None, _sizes("--m", "Rows of A", "512,1024,2048,4096; on cpu 128,256; 4096 if --n or --k is given")
+        str | None,
+        opt.size_list("m", "Rows of A", "512,1024,2048,4096; on cpu 128,256; 4096 if --n or --k is given", _SHAPES),
     ] = None,
-    n: Annotated[str | None, _sizes("--n", "Columns of B", "4096; on cpu 256 if none of the three is given")] = None,
+    n: Annotated[
+        str | None, opt.size_list("n", "Columns of B", "4096; on cpu 256 if none of the three is given", _SHAPES)
+    ] = None,
     k: Annotated[
-        str | None, _sizes("--k", "Columns of A, rows of B", "4096; on cpu 256 if none of the three is given")
+        str | None,
+        opt.size_list("k", "Columns of A, rows of B", "4096; on cpu 256 if none of the three is given", _SHAPES),
     ] = None,
     preset: Annotated[
         str | None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,16 +12,13 @@ from agcli import options as opt
 _PANEL = "Problems"
 
 
-def _sizes(flag: str, what: str, default: str) -> Any:
-    text = f"{what} on each rank: one number or several, such as 1024,4096. [default: {default}]"
-    return typer.Option(flag, help=text, show_default=False, metavar="LIST", rich_help_panel=_PANEL)
-
-
 def tune(
     world: opt.World = None,
-    m: Annotated[str | None, _sizes("--m", "Rows of A", "512,1024,2048,4096; 4096 if --n or --k is given")] = None,
-    n: Annotated[str | None, _sizes("--n", "Columns of B", "4096")] = None,
-    k: Annotated[str | None, _sizes("--k", "Columns of A, rows of B", "4096")] = None,
+    m: Annotated[
+        str | None, opt.size_list("m", "Rows of A", "512,1024,2048,4096; 4096 if --n or --k is given", _PANEL)
+    ] = None,
+    n: Annotated[str | None, opt.size_list("n", "Columns of B", "4096", _PANEL)] = None,
+    k: Annotated[str | None, opt.size_list("k", "Columns of A, rows of B", "4096", _PANEL)] = None,
     preset: Annotated[
         str | None,
         typer.Option(

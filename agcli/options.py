@@ -62,6 +62,18 @@ def _size(name: str, what: str) -> Any:
     )
 
 
+def size_list(name: str, what: str, default: str, panel: str) -> Any:
+    """An option for one size or several, for commands that run many problems."""
+    return typer.Option(
+        f"--{name}",
+        f"-{name.upper()}",
+        help=f"{what} on each rank: one number or several, such as 1024,4096. [default: {default}]",
+        show_default=False,
+        metavar="LIST",
+        rich_help_panel=panel,
+    )
+
+
 def _tile(flag: str, what: str, default: object) -> Any:
     return typer.Option(flag, help=f"{what}.", show_default=str(default), metavar="INT", rich_help_panel=KERNEL_PANEL)
 

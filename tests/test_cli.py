@@ -103,6 +103,12 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
         assert time.perf_counter() - began < 5  # 0.3 s on an idle machine
 
 
+@pytest.mark.parametrize("command", ["verify", "bench", "tune"])
+def test_sizes_have_a_name_that_torchrun_does_not_take(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--backend", "cpu", "-M", "0", "-N", "8", "-K", "8"]) == 2
+    assert "got 0" in capsys.readouterr().err
+
+
 def test_every_option_has_help_and_names_its_default() -> None:
     from typer.main import get_command
 
