@@ -21,6 +21,8 @@ class ColumnParallelLinear(torch.nn.Module):
     def __init__(self, tokens: int, features: int, outputs: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         world = dist.get_world_size()
+        if tokens % world or outputs % world:
+            raise ValueError(f"{tokens} tokens and {outputs} outputs cannot be divided evenly among {world} ranks")
         weight = torch.randn(outputs // world, features, dtype=dtype, device=device) / features**0.5
         self.weight = torch.nn.Parameter(weight, requires_grad=False)
         self.gemm = AllGatherGemm(tokens // world, outputs // world, features, dtype=dtype, tuned=True)
