@@ -14,14 +14,18 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 from agcli.errors import EnvironmentFault
 
@@ -64,7 +68,7 @@ class Toolchain:
 def toolchain_dir() -> Path:
     """Where the private environment is or would be."""
     if override := os.environ.get(DIR_VARIABLE):
-        return Path(override)
+        return Path(override).absolute()  # the compilers run in folders of their own
     from platformdirs import user_cache_path
 
     return user_cache_path("ag-gemm") / "toolchain"
@@ -94,9 +98,11 @@ def install(on_step: Callable[[str], None] = lambda text: None, force: bool = Fa
     """
     _check_platform()
     place = toolchain_dir()
-    with _locked(place):
+    with _locked(place), _term_as_interrupt():
         if not force and (found := _private(place)) is not None:
             return found
+        _check_place(place)
+        _remove_leftovers(place)
         python = find_python()
         work = _temporary_beside(place)
         try:
@@ -231,6 +237,24 @@ def _run(command: list[str], what: str, stdin: str = "") -> None:
     raise EnvironmentFault(f"{what} failed{advice}\n" + "\n".join(lines[-6:]) + "\nnothing was installed")
 
 
+def _check_place(place: Path) -> None:
+    """Raise EnvironmentFault if something other than a toolchain is there."""
+    if place.exists() and not (place / _MANIFEST).is_file() and not (place.is_dir() and not any(place.iterdir())):
+        raise EnvironmentFault(f"{place} is not empty and no toolchain; remove it or set {DIR_VARIABLE}")
+
+
+def _remove_leftovers(place: Path) -> None:
+    """Delete what installations left that were killed; the lock says that none is at work."""
+    pattern = re.compile(rf"\.{re.escape(place.name)}-[a-z0-9_]{{8}}")  # mkdtemp's names
+    for folder in place.parent.iterdir():
+        if pattern.fullmatch(folder.name) and {path.name for path in folder.iterdir()} <= {
+            "env",
+            "toolchain",
+            _MANIFEST,
+        }:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _temporary_beside(place: Path) -> Path:
     """An empty folder on the same file system as ``place``, so that moving it there is one step."""
     try:
@@ -242,9 +266,8 @@ def _temporary_beside(place: Path) -> Path:
 
 def _replace(work: Path, place: Path) -> None:
     """Put ``work`` where ``place`` is, moving an older environment out of the way first."""
+    _check_place(place)
     if place.exists():
-        if not (place / _MANIFEST).is_file() and any(place.iterdir()):
-            raise EnvironmentFault(f"{place} is not empty and no toolchain; remove it or set {DIR_VARIABLE}")
         old = _temporary_beside(place)
         place.rename(old / "toolchain")
         work.rename(place)
@@ -264,3 +287,26 @@ def _locked(place: Path) -> Iterator[None]:
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+class _Terminated(KeyboardInterrupt):
+    """TERM came."""
+
+    signum = signal.SIGTERM  # the exit status says which signal it was
+
+
+@contextlib.contextmanager
+def _term_as_interrupt() -> Iterator[None]:
+    """TERM breaks off what runs, as Ctrl-C does, so that it cleans up (main thread only)."""
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise _Terminated("stopped by SIGTERM")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 from pathlib import Path
 
@@ -84,6 +85,45 @@ def test_an_interrupted_installation_leaves_nothing(place: Path, monkeypatch: py
     with pytest.raises(KeyboardInterrupt):
         toolchain.install()
     assert left_behind(place) == []
+
+
+def test_a_terminated_installation_leaves_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(toolchain, "_run", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGTERM") as stop:
+        toolchain.install()
+    assert vars(type(stop.value))["signum"] == signal.SIGTERM
+    assert left_behind(place) == []
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_a_killed_installation_left_goes_with_the_next(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place.parent / ".toolchain-ab_cd012/env/bin").mkdir(parents=True)
+    (place.parent / ".toolchain-abcd0123").mkdir()
+    (place.parent / ".toolchain-abcd0123/thesis.txt").write_text("mine")
+    (place.parent / ".toolchain-settings2/env").mkdir(parents=True)
+    monkeypatch.setattr(toolchain, "_run", lambda *args: None)
+    with pytest.raises(EnvironmentFault, match="brought no compiler"):
+        toolchain.install()
+    assert sorted(left_behind(place)) == [".toolchain-abcd0123", ".toolchain-settings2"]
+
+
+def test_a_relative_place_is_found_from_everywhere(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_environment(place)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(toolchain.DIR_VARIABLE, "cache/toolchain")
+    found = toolchain.require_toolchain()
+    assert (found.python, Path(found.bishengir_bin).is_absolute()) == (str(place / "env/bin/python"), True)
+
+
+def test_an_occupied_place_is_refused_before_the_download(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.mkdir(parents=True)
+    (place / "thesis.txt").write_text("mine")
+    monkeypatch.setattr(toolchain, "_run", lambda *args: pytest.fail("nothing should run"))
+    with pytest.raises(EnvironmentFault, match="not empty and no toolchain"):
+        toolchain.install()
 
 
 def test_compilers_that_do_not_run_are_not_installed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
