@@ -163,7 +163,7 @@ def bench(
     job = request.current_job(world)
     with request.one_voice(job):
         opt.check_timeout(timeout)
-        tuned_store = opt.tuned_store(tuned, store, kernel)
+        tuned_store = opt.tuned_store(tuned, store, kernel, {"--json": json, "--csv": csv, "--plot": plot})
         chosen = opt.parse_devices(devices)
         outputs = bench_run.Outputs(json, csv, plot, compare, parse_slowdown(max_slowdown))
         outputs.check()

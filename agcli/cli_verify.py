@@ -82,7 +82,7 @@ def verify(
     job = request.current_job(world)
     with request.one_voice(job):
         opt.check_timeout(timeout)
-        tuned_store = opt.tuned_store(tuned, store, kernel)
+        tuned_store = opt.tuned_store(tuned, store, kernel, {"--json": json, "--junit": junit})
         chosen = opt.parse_devices(devices)
         options = VerifyOptions(data.value, seed, repeat, rtol, atol, cores)
         request.check_sizes(m, n, k, dtype.value, kernel)

@@ -243,8 +243,13 @@ def check_timeout(seconds: float) -> None:
         raise UsageError(f"the time must be a positive number of seconds, got {seconds:g} (--timeout)")
 
 
-def tuned_store(tuned: bool, store: Path | None, kernel: Mapping[str, Any]) -> Path | None:
-    """The file of tuned configurations to use, None without ``--tuned``. UsageError for options that contradict it."""
+def tuned_store(
+    tuned: bool, store: Path | None, kernel: Mapping[str, Any], reports: Mapping[str, Path | None]
+) -> Path | None:
+    """The file of tuned configurations to use, None without ``--tuned``. UsageError for options that contradict it.
+
+    ``reports`` are the files that are written, by option: none of them may take its place.
+    """
     if not tuned:
         if store is not None:
             raise UsageError(f"--store {store} is the file of --tuned, which was not given")
@@ -252,9 +257,11 @@ def tuned_store(tuned: bool, store: Path | None, kernel: Mapping[str, Any]) -> P
     given = [option(name) for name, value in kernel.items() if value not in (None, "auto")]
     if given:
         raise UsageError(f"--tuned decides the configuration; leave {', '.join(given)} out")
+    from agcli.outputs import check_distinct
     from agcli.tuned import check_store, default_store
 
     path = store if store is not None else default_store()
+    check_distinct({**reports, "--store": path})
     check_store(path)
     return path
 
