@@ -23,6 +23,7 @@ import inspect
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -196,9 +197,19 @@ def compile_kernel(request: dict[str, Any]) -> None:
         raise DriverError("kernel", str(error)) from error
     except subprocess.CalledProcessError as error:
         lines = (error.stderr or b"").decode(errors="replace").splitlines()
-        message = next((line for line in lines if "error:" in line), f"it ended with status {error.returncode}")
+        message = next((line for line in lines if "error:" in line), _ended(error.returncode))
         raise DriverError("adapter", message) from error
     _write(out, "linalg.generic.mlir", _generic(adapter, os.path.join(out, "linalg.mlir")))
+
+
+def _ended(status: int) -> str:
+    """What to say of an adapter that ended without a word."""
+    if status >= 0:
+        return f"its adapter ended with status {status}"
+    return (
+        f"its adapter crashed ({signal.Signals(-status).name}), as it does on blocks of pointers whose base depends "
+        "on a condition: choose the rank first, then take symm_at of it once"
+    )
 
 
 def _generic(adapter: str, path: str) -> str:

@@ -63,6 +63,10 @@ def _unknown(module: str, known: tuple[str, ...]) -> Callable[[str], Any]:
     def attribute(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name.startswith("lib"):  # a library such as libshmem_device, for another platform
+            library = ModuleType(f"{module}.{name}")
+            library.__getattr__ = _unknown(library.__name__, known)  # type: ignore[method-assign]
+            return library
         from triton.language import core
 
         def primitive(*args: Any, _builder: Any = None, **options: Any) -> Any:

@@ -160,12 +160,15 @@ def test_a_kernel_with_the_imports_of_triton_distributed_compiles(toolchain: Too
     assert (cube.operations["products"], vector.operations["putmem"]) == (1, 1)
 
 
-@pytest.mark.parametrize("call", ["libshmem_device.quiet()", "dl.wait(peer_mem_ptr, 1)", "dl.rank()"])
+CALLS = ["libshmem_device.quiet()", "dl.wait(peer_mem_ptr, 1)", "dl.rank()", "libother.barrier_all()"]
+
+
+@pytest.mark.parametrize("call", CALLS)
 def test_a_primitive_of_triton_distributed_that_cannot_be_lowered_is_named(
     call: str, toolchain: Toolchain, tmp_path: Path
 ) -> None:
     file = tmp_path / "seed_gemm.py"
-    text = DIST_KERNEL.read_text()
+    text = DIST_KERNEL.read_text().replace("import libshmem_device", "import libother, libshmem_device")
     file.write_text(text.replace("    pid = tl.program_id", f"    {call}\n    pid = tl.program_id", 1))
     kernel = KernelSource(str(file), "kernel_allgather_gemm")
     (fault,) = compile_kernel(CompileRequest(B3, KernelConfig(), kernel=kernel), toolchain).faults
@@ -173,6 +176,19 @@ def test_a_primitive_of_triton_distributed_that_cannot_be_lowered_is_named(
     assert f"{name} cannot be compiled without an NPU; the primitives that can be are" in fault.message
     assert fault.where.startswith(f"{file}:")
     assert call in file.read_text().splitlines()[int(fault.where.rpartition(":")[2]) - 1]
+
+
+def test_a_crash_of_the_adapter_is_explained(toolchain: Toolchain, tmp_path: Path) -> None:
+    file = tmp_path / "seed_gemm.py"
+    own = "remote_ptr = dl.symm_at(peer_mem_ptr, rank)\n"
+    text = DIST_KERNEL.read_text()
+    indent = " " * (text.index(own) - text.rindex("\n", 0, text.index(own)) - 1)
+    other = f"{indent}if block_id_m > 3:\n{indent}    remote_ptr = dl.symm_at(peer_mem_ptr, rank + 1)\n"
+    file.write_text(text.replace(own, own + other))
+    kernel = KernelSource(str(file), "kernel_allgather_gemm")
+    (fault,) = compile_kernel(CompileRequest(B3, KernelConfig(), kernel=kernel), toolchain).faults
+    assert "its adapter crashed (SIGSEGV)" in fault.message
+    assert "choose the rank first, then take symm_at of it once" in fault.message
 
 
 def test_a_file_without_the_kernel(toolchain: Toolchain) -> None:
