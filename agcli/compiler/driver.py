@@ -154,7 +154,9 @@ def signature(kernel: Any, dtype: str, constants: dict[str, Any]) -> tuple[dict[
             values[parameter.name] = parameter.default
         elif parameter.is_constexpr:
             known = ", ".join(constants)
-            raise DriverError("kernel", f"meta-parameter {parameter.name} has no value: known are {known}")
+            raise DriverError(
+                "kernel", f"meta-parameter {parameter.name} has no value: give it a default; known are {known}"
+            )
         elif parameter.name in UNIT_STRIDES:
             values[parameter.name] = 1
         else:

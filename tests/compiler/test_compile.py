@@ -120,7 +120,7 @@ def test_blocks_that_fit_once_only_are_single_buffered(toolchain: Toolchain) -> 
         ("symm_at(peer_mem_ptr, ", "symm_at(peer_mem_ptr + tl.arange(0, 16), ", "symm_at takes scalars", True),
         ("import triton\n", "import triton\nimport no_such_module\n", "No module named 'no_such_module'", True),
         ('    TRANSPORT: tl.constexpr,  # "putmem" or "store"\n', "    TRANSPORT: tl.constexpr, MORE: tl.constexpr,\n",
-         "meta-parameter MORE has no value", False),
+         "meta-parameter MORE has no value: give it a default", False),
     ],
 )  # fmt: skip
 def test_a_faulty_kernel_is_explained_with_its_line(
