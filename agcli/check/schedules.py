@@ -39,7 +39,8 @@ class Schedule:
         self._ready: list[CheckedTask] = []
         self._blocked: list[CheckedTask] = []
         self._priority: dict[CheckedTask, float] = {}
-        self._yielded: set[CheckedTask] = set()
+        self._yielded: dict[CheckedTask, int] = {}  # numbered, so that those who give way take turns
+        self._yields = 0
         self.running: CheckedTask | None = None  # after an error: who made it
 
     def add(self, task: CheckedTask) -> None:
@@ -48,7 +49,8 @@ class Schedule:
 
     def yield_turn(self, task: CheckedTask) -> None:
         """The running task lets all others go first."""
-        self._yielded.add(task)
+        self._yields += 1
+        self._yielded[task] = self._yields
         task.pause()
 
     def run(self) -> None:
@@ -72,13 +74,15 @@ class Schedule:
         return best
 
     def _rank(self, task: CheckedTask) -> float:
+        if self.preempts and task in self._yielded:
+            return -self._yielded[task]
         if self.preempts:
-            return self._priority.setdefault(task, self._random.random()) - (task in self._yielded)
+            return self._priority.setdefault(task, self._random.random())
         return -2 if task in self._yielded else -1 if isinstance(task, TransferTask) else 0
 
     def _step(self, task: CheckedTask) -> None:
         context.task = self.running = task
-        self._yielded.discard(task)
+        self._yielded.pop(task, None)
         task.body.switch()
         task.done = task.body.dead
         context.task = self.running = None

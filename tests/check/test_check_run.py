@@ -146,6 +146,32 @@ def test_a_primitive_that_is_not_known_is_refused_and_not_left_out(imported, cal
         p.RING.check(tmp_path, edits)
 
 
+SPINNING = """
+import triton
+import triton.language as tl
+import triton_dist.language as dl
+
+@triton.jit
+def kernel(sig_ptr, rank, rank_size, launch):
+    if tl.program_id(0) == 0:
+        tl.atomic_add(dl.symm_at(sig_ptr, (rank + 1) % rank_size), 1)
+        while tl.atomic_add(sig_ptr, 0) < launch + 1:
+            pass
+"""
+
+
+def test_tasks_that_spin_let_each_other_run_under_every_schedule(tmp_path):
+    file = tmp_path / "spinning.py"
+    file.write_text(SPINNING)
+
+    def arguments(rank):
+        words = rank.symmetric("words", (1,), torch.int32)
+        return {"sig_ptr": words, "rank": rank.rank, "rank_size": rank.world, "launch": rank.launch}
+
+    result = run(f"{file}:kernel", arguments, world=3, schedules=24)
+    assert (result.clean, result.schedules) == (True, 25), str(result)
+
+
 def test_the_example_verifies_and_checks_a_kernel(capsys, tmp_path):
     example = runpy.run_path(str(p.EXAMPLES / "check_my_kernel.py"))
     assert example["main"]() == 0
