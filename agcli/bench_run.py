@@ -227,13 +227,15 @@ def run(machine: Machine, plan: BenchPlan, outputs: Outputs, timeout_s: float, d
         except KeyboardInterrupt:
             collector.deliver_partial(plan, outputs, stdout)
             raise
-        status = report_failure(ranks, timeout_s, debug)
-        if status is None:
+        error = report_failure(ranks, timeout_s, debug)
+        if error is None:
             collector.on_values([result.value for result in ranks.results])
             report = collector.report(plan, complete=True)
             status = outputs.deliver(report, stdout) if ranks.speaks else _status(report)
-        elif ranks.speaks:
-            collector.deliver_partial(plan, outputs, stdout)
+        else:
+            status = error.exit_status
+            if ranks.speaks:
+                collector.deliver_partial(plan, outputs, stdout)
     return ranks.leave(status)
 
 

@@ -72,7 +72,7 @@ def verify(
 ) -> int:
     """Run the fused kernel on every rank and compare each result with PyTorch's all_gather and matmul."""
     kernel = opt.kernel_options(locals())
-    from agcli import request
+    from agcli import failed_run, request
     from agcli.outputs import reserved_stdout
     from agcli.problem import Problem
     from agcli.progress import progress_bar
@@ -96,8 +96,14 @@ def verify(
     with reserved_stdout() as stdout:
         with progress_bar("tiles launched and compared") as on_progress:
             ranks = request.run_ranks(machine, make_job(machine, plan, options, tuned_store), timeout, on_progress)
-        status = request.report_failure(ranks, timeout, debug)
-        if status is None:
+        error = request.report_failure(ranks, timeout, debug)
+        if error is not None:
+            status = error.exit_status
+            if ranks.speaks:
+                failed_run.deliver(
+                    failed_run.FailedRun(machine.backend.name, plan, error, ranks.results), stdout, json, junit
+                )
+        else:
             report = _report(machine, plan, options, ranks)
             status = report.exit_status
             if ranks.speaks:

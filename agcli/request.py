@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from agcli import backends
-from agcli.errors import EnvironmentFault, UsageError
+from agcli.errors import AgGemmError, EnvironmentFault, UsageError
 from agcli.jobenv import JobEnv, detect_job
 from agcli.launch import OnData, OnProgress, launch
 from agcli.outcome import Job, RankResult, failure
@@ -192,8 +192,8 @@ def run_ranks(
     return Ranks(joined.results, joined)
 
 
-def report_failure(ranks: Ranks, timeout_s: float, debug: bool) -> int | None:
-    """If a rank ended without a value, say so on stderr: one message for one cause. Its exit status, else None."""
+def report_failure(ranks: Ranks, timeout_s: float, debug: bool) -> AgGemmError | None:
+    """If a rank ended without a value, say so on stderr, one message for one cause, and return that; else None."""
     error = failure(ranks.results, timeout_s)
     if error is None:
         return None
@@ -202,4 +202,4 @@ def report_failure(ranks: Ranks, timeout_s: float, debug: bool) -> int | None:
             for result in ranks.results:
                 print("\n".join([*result.log_lines(), *filter(None, [result.traceback])]), file=sys.stderr)
         print(f"ag-gemm: error: {error}", file=sys.stderr)
-    return error.exit_status
+    return error

@@ -171,17 +171,17 @@ def run(machine: Machine, plan: TunePlan, store: Path, json_path: Path | None, t
             if machine.job is None or machine.job.rank == 0:
                 _keep(collector, store, json_path, stdout, complete=False)
             raise
-        status = report_failure(ranks, timeout_s, debug)
-        if status is None:
+        error = report_failure(ranks, timeout_s, debug)
+        if error is None:
             collector.on_values([result.value for result in ranks.results])
         if ranks.speaks:
-            _keep(collector, store, json_path, stdout, complete=status is None)
-            if status is None and collector.hopeless:
+            _keep(collector, store, json_path, stdout, complete=error is None)
+            if error is None and collector.hopeless:
                 problems = ", ".join(f"{p.m}x{p.n}x{p.k} {p.dtype}" for p in collector.hopeless)
                 print(f"ag-gemm: error: nothing ran and was right for {problems}; the report says why", file=sys.stderr)
-    if status is None and collector.hopeless:
-        status = EnvironmentFault.exit_status
-    return ranks.leave(status or 0)
+    if error is None and not collector.hopeless:
+        return ranks.leave(0)
+    return ranks.leave(error.exit_status if error is not None else EnvironmentFault.exit_status)
 
 
 def _keep(collector: Collector, store: Path, json_path: Path | None, stdout: TextIO, complete: bool) -> None:

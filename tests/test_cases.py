@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -139,11 +140,17 @@ def test_launching_case_17_eight_runs_at_once() -> None:
     assert [run.returncode for run in runs] == [0] * 8, outputs
 
 
-def test_launching_case_18_a_killed_rank_is_named_with_its_signal() -> None:
-    done = verify("--world", "4", *TINY, target="killed")
+def test_launching_case_18_a_killed_rank_is_named_with_its_signal_also_in_reports(tmp_path: Path) -> None:
+    paths = [tmp_path / "out.json", tmp_path / "out.xml"]
+    done = verify("--world", "4", *TINY, "--json", str(paths[0]), "--junit", str(paths[1]), target="killed")
     assert done.returncode == 3
     assert "rank 2" in done.stderr
     assert "signal 9" in done.stderr
+    report = json.loads(paths[0].read_text())
+    assert (report["result"], report["exit_status"], report["ranks"][2]["signal"]) == ("ERROR", 3, 9)
+    cases = ElementTree.parse(paths[1]).getroot()
+    assert [case.get("name") for case in cases] == [f"rank {rank}" for rank in range(4)]
+    assert cases[2].find("error") is not None
 
 
 @pytest.mark.parametrize(("target", "says"), [("exits_quietly", "rank 1"), ("raises", "no such file")])
