@@ -34,7 +34,8 @@ from agcli.errors import AgGemmError, KernelFault, UsageError
 from agcli.simulator.binding import load_kernel
 from agcli.simulator.launch import bind, tasks_of
 from agcli.simulator.memory import Buffer
-from agcli.simulator.split import SplitKernel, call_kind_of
+from agcli.simulator.split import SplitKernel
+from agcli.simulator.syntax import call_kind_of
 
 SCOPES = ("gpu", "cta", "sys")
 

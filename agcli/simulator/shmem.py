@@ -12,7 +12,7 @@ from agcli.simulator.dtypes import int32, int64
 from agcli.simulator.language import kind
 from agcli.simulator.machine import VECTORS_PER_CORE
 from agcli.simulator.memory import Buffer, Pointer, Region
-from agcli.simulator.scalars import Scalar, as_int
+from agcli.simulator.scalars import Scalar, as_int, integer
 
 SIGNAL_SET, SIGNAL_ADD = 0, 1
 COMPARE: dict[int, tuple[str, Callable[[int, int], bool]]] = {
@@ -128,6 +128,9 @@ def putmem_signal(dest: Any, source: Any, nbytes: Any, sig: Any, signal: Any, si
 def _signal(sig: Any, signal: Any, operation: int, pe: Any) -> None:
     if not isinstance(sig, Pointer):
         raise context.fault("a signal goes to a scalar pointer")
+    if operation not in (SIGNAL_SET, SIGNAL_ADD):
+        raise context.fault(f"a signal is set (0) or added (1); there is no operation {operation}")
+    _must_be_words(sig.buffer, "a signal")
     buffer = _peer(sig.buffer, as_int(pe))
     region = Region(sig.offset, (1,), (1,))
     buffer.check(region, "signal")
@@ -137,7 +140,8 @@ def _signal(sig: Any, signal: Any, operation: int, pe: Any) -> None:
     value = as_int(signal)
     if operation == SIGNAL_ADD:
         with machine.world.exclusive():
-            word += value
+            total = integer(int(word) + value, buffer.dtype).value
+            word.fill_(total)
     else:
         word.fill_(value)
 
@@ -156,7 +160,15 @@ def notify(ptr: Any, rank: Any, signal: Any = 1, sig_op: str = "set", comm_scope
     _signal(ptr, signal, SIGNAL_ADD if sig_op == "add" else SIGNAL_SET, rank)
 
 
+def _must_be_words(buffer: Buffer, what: str) -> None:
+    if buffer.dtype.is_float:
+        raise context.fault(f"{what} needs integer words, but {buffer.name} is {buffer.dtype}")
+
+
 def _await(buffer: Buffer, offsets: list[int], compare: int, value: int) -> None:
+    if compare not in COMPARE:
+        raise context.fault(f"signal_wait_until compares by EQ 0 to LE 5; there is no comparison {compare}")
+    _must_be_words(buffer, "a wait")
     symbol, holds = COMPARE[compare]
     regions = [Region(offset, (1,), (1,)) for offset in offsets]
     for region in regions:

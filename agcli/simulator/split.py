@@ -25,8 +25,18 @@ from agcli.errors import UsageError
 from agcli.simulator import context
 from agcli.simulator.binding import kernel_function, resolved_globals
 from agcli.simulator.shmem import sub_vec_id
-
-UNKNOWN = "both"  # what a call does when nothing is known of it: it stays in every part
+from agcli.simulator.syntax import (
+    argument_of,
+    call_kind_of,
+    calls_in,
+    constexprs_of,
+    leaves,
+    lookup,
+    names_in,
+    refuse_unknown_syntax,
+    targets_of,
+    uses_in,
+)
 
 
 @dataclass
@@ -46,10 +56,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Effects:
-    """What a function does beyond its result, given which of its parameters hold products."""
+    """What a function does beyond its result, given which of its parameters hold products.
+
+    ``waits`` counts waits that the compiler keeps only while their token is used.
+    """
 
     cube: bool
     vector: bool
+    waits: bool
     returns_product: bool
 
 
@@ -71,11 +85,11 @@ class SplitKernel:
         self.dropped_waits: set[tuple[str, int]] = set()
         self.source = self._source(kernel_function(function))
         self.signature = inspect.signature(self.source.function)
-        self.constexprs = _constexprs(self.source.function)
+        self.constexprs = constexprs_of(self.source.function)
         self.name = self.source.tree.name
         for part in ("cube", "vector"):
             self.part(part)
-        self.asks_sub_vec_id = any(_lookup(call.func, names) is sub_vec_id for call, names in self._all_calls())
+        self.asks_sub_vec_id = any(lookup(call.func, names) is sub_vec_id for call, names in self._all_calls())
         self.multiplies = any(call_kind_of(call, names) == "dot" for call, names in self._all_calls())
 
     @property
@@ -84,7 +98,7 @@ class SplitKernel:
         return list(self._sources.values())
 
     def _all_calls(self) -> Iterator[tuple[ast.Call, dict[str, Any]]]:
-        return ((call, source.names) for source in self.sources for call in _calls(source.tree))
+        return ((call, source.names) for source in self.sources for call in calls_in(source.tree))
 
     @property
     def dead_waits(self) -> list[tuple[str, int]]:
@@ -105,13 +119,13 @@ class SplitKernel:
         if not isinstance(definition, ast.FunctionDef):
             raise TypeError(f"{function!r} is not a kernel function")
         ast.increment_lineno(definition, first - 1)
-        _refuse_unknown_syntax(definition, function.__code__.co_filename)
+        refuse_unknown_syntax(definition, function.__code__.co_filename)
         source = Source(function, definition, resolved_globals(function))
         self._sources[function] = source
         context.kernel_files.add(function.__code__.co_filename)
         for call in ast.walk(definition):
             if isinstance(call, ast.Call):
-                target = _lookup(call.func, source.names)
+                target = lookup(call.func, source.names)
                 if target is not None and getattr(target, "is_kernel_function", False):
                     source.calls[id(call)] = self._source(target.fn)
         return source
@@ -121,15 +135,12 @@ class SplitKernel:
         """The effects of a kernel function called with products in the parameters named."""
         key = (id(source), products)
         if key not in self._effects:
-            self._effects[key] = Effects(True, True, False)  # while it is being found (no recursion in kernels)
+            self._effects[key] = Effects(True, True, False, False)  # while it is being found (no recursion in kernels)
             taint = _Taint(self, source, products)
             taint.block(source.tree.body, set(products))
-            cube = vector = False
-            for call in _calls(source.tree):
-                does = self.call_kind(source, call, taint)
-                cube |= does in ("cube", "both", "wait")
-                vector |= does in ("vector", "both", "wait")
-            self._effects[key] = Effects(cube, vector, taint.returns)
+            kinds = {self.call_kind(source, call, taint) for call in calls_in(source.tree)}
+            cube, vector = bool(kinds & {"cube", "both"}), bool(kinds & {"vector", "both"})
+            self._effects[key] = Effects(cube, vector, "wait" in kinds, taint.returns)
         return self._effects[key]
 
     def call_kind(self, source: Source, call: ast.Call, taint: _Taint) -> str:
@@ -139,10 +150,10 @@ class SplitKernel:
             effects = self.effects(callee, _products_of(call, callee, taint))
             if effects.cube and effects.vector:
                 return "both"
-            return "cube" if effects.cube else "vector" if effects.vector else "pure"
+            return "cube" if effects.cube else "vector" if effects.vector else "wait" if effects.waits else "pure"
         kind = call_kind_of(call, source.names)
         if kind == "store":
-            value = _argument(call, 1, "value")
+            value = argument_of(call, 1, "value")
             return "cube" if value is not None and taint.at_call.get(id(call), {}).get(id(value)) else "vector"
         return "pure" if kind in ("load", "dot") else kind
 
@@ -198,8 +209,8 @@ class _Taint:
         values = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
         product = any([self._expression(value, held) for value in values])  # noqa: C419 - each call must be noted
         if isinstance(node, ast.AugAssign):
-            product |= bool(_names(node.target) & held)
-        targets = set().union(*(_names(t) for t in _targets(node)))
+            product |= bool(names_in(node.target) & held)
+        targets = set().union(*(names_in(t) for t in targets_of(node)))
         return held | targets if product else held - targets
 
     def _expression(self, node: ast.expr, held: set[str]) -> bool:
@@ -257,11 +268,11 @@ class _Slice:
         if isinstance(node, ast.If):
             return self._if(node, live)
         if isinstance(node, (ast.Return, ast.Break, ast.Continue)):
-            return self._rewritten(node), live | _uses(node)
+            return self._rewritten(node), live | uses_in(node)
         if isinstance(node, (ast.Pass, ast.Assert, ast.Global, ast.Import, ast.ImportFrom)):
-            return node, live | _uses(node)
-        targets = set().union(*(_names(t) for t in _targets(node)))
-        wanted = bool(targets & live) or not all(isinstance(n, ast.Name) for t in _targets(node) for n in _leaves(t))
+            return node, live | uses_in(node)
+        targets = set().union(*(names_in(t) for t in targets_of(node)))
+        wanted = bool(targets & live) or not all(isinstance(n, ast.Name) for t in targets_of(node) for n in leaves(t))
         if isinstance(node, ast.Expr):
             wanted = False
         if wanted and self.part != "vector":
@@ -270,7 +281,7 @@ class _Slice:
             self._note_waits(node, kept=False)
             return None, live
         self._note_waits(node, kept=True)
-        uses = _uses(node) | (targets if isinstance(node, ast.AugAssign) else set())
+        uses = uses_in(node) | (targets if isinstance(node, ast.AugAssign) else set())
         return self._rewritten(node), (live - targets) | uses
 
     def _for(self, node: ast.For, live: set[str]) -> tuple[ast.stmt | None, set[str]]:
@@ -283,10 +294,10 @@ class _Slice:
         if not body:
             return None, live
         new = ast.copy_location(ast.For(node.target, self._expr(node.iter), body, []), node)
-        return new, (after - _names(node.target)) | live | _uses(node.iter)
+        return new, (after - names_in(node.target)) | live | uses_in(node.iter)
 
     def _while(self, node: ast.While, live: set[str]) -> tuple[ast.stmt, set[str]]:
-        after = live | _uses(node.test)
+        after = live | uses_in(node.test)
         while True:
             body, before = self.block(node.body, after)
             if before <= after:
@@ -302,15 +313,15 @@ class _Slice:
             return None, live
         body = body or [ast.copy_location(ast.Pass(), node)]
         new = ast.copy_location(ast.If(self._expr(node.test), body, orelse), node)
-        return new, live_body | live_orelse | _uses(node.test)
+        return new, live_body | live_orelse | uses_in(node.test)
 
     def _has_effect(self, node: ast.stmt) -> bool:
-        kinds = (self.kernel.call_kind(self.source, call, self.taint) for call in _calls(node))
+        kinds = (self.kernel.call_kind(self.source, call, self.taint) for call in calls_in(node))
         return any(kind in (self.part, "both") for kind in kinds)
 
     def _refuse_vector_results(self, node: ast.stmt) -> None:
         """An atomic runs on the vector cores; running it on the cube too, for its result, would do it twice."""
-        for call in _calls(node):
+        for call in calls_in(node):
             if self.kernel.call_kind(self.source, call, self.taint) == "vector":
                 file = self.source.function.__code__.co_filename
                 raise UsageError(
@@ -319,8 +330,8 @@ class _Slice:
                 )
 
     def _note_waits(self, node: ast.stmt, *, kept: bool) -> None:
-        for call in _calls(node):
-            if call_kind_of(call, self.source.names) == "wait":
+        for call in calls_in(node):
+            if self.kernel.call_kind(self.source, call, self.taint) == "wait":
                 where = (self.source.function.__code__.co_filename, call.lineno)
                 (self.kernel.kept_waits if kept else self.kernel.dropped_waits).add(where)
 
@@ -363,116 +374,12 @@ class _Rewrite(ast.NodeVisitor):
         return ast.copy_location(ast.Call(function, arguments, keywords), node)
 
 
-_UNKNOWN_SYNTAX: dict[type[ast.AST], str] = {
-    ast.Break: "'break'",
-    ast.Continue: "'continue'",
-    ast.With: "'with'",
-    ast.Try: "'try'",
-    ast.Lambda: "'lambda'",
-    ast.NamedExpr: "':='",
-    ast.FunctionDef: "a function in a function",
-}
-
-
-def _refuse_unknown_syntax(definition: ast.FunctionDef, file: str) -> None:
-    """Raise UsageError for syntax that the split does not follow and would get wrong in silence.
-
-    Triton's compiler knows few of these either: it has no ``break``, for one.
-    """
-    if definition.args.kwonlyargs:
-        raise UsageError(f"{file}:{definition.lineno}: {definition.name} has keyword-only parameters; drop the '*'")
-    for node in ast.walk(definition):
-        what = _UNKNOWN_SYNTAX.get(type(node))
-        if what is None and isinstance(node, (ast.For, ast.While)) and node.orelse:
-            what = "'else' of a loop"
-        if what is not None and node is not definition:
-            line = getattr(node, "lineno", definition.lineno)
-            raise UsageError(f"{file}:{line}: {what} is not supported in a kernel ({definition.name})")
-
-
-# -- helpers on syntax -------------------------------------------------------------------------------------------------
-def call_kind_of(call: ast.Call, names: dict[str, Any]) -> str:
-    """The ``kind`` of a primitive; "pure" for methods and arithmetic, "both" for what is not known."""
-    target = _lookup(call.func, names)
-    if target is None:
-        return "pure" if isinstance(call.func, ast.Attribute) else UNKNOWN if _is_global(call.func, names) else "pure"
-    kind = getattr(target, "kind", None)
-    if isinstance(kind, str):
-        return kind
-    return "pure" if _is_pure(target) else UNKNOWN
-
-
-def _is_pure(target: Any) -> bool:
-    module = getattr(target, "__module__", "") or ""
-    return module.startswith("agcli.simulator") or module == "builtins" or isinstance(target, type)
-
-
-def _is_global(node: ast.expr, names: dict[str, Any]) -> bool:
-    return isinstance(node, ast.Name) and node.id in names
-
-
-def _lookup(node: ast.expr, names: dict[str, Any]) -> Any:
-    """The object that a dotted name means, or None."""
-    if isinstance(node, ast.Name):
-        builtins = names.get("__builtins__", {})
-        table = builtins if isinstance(builtins, dict) else vars(builtins)
-        return names.get(node.id, table.get(node.id))
-    if isinstance(node, ast.Attribute):
-        base = _lookup(node.value, names)
-        return None if base is None else getattr(base, node.attr, None)
-    return None
-
-
-def _calls(node: ast.AST) -> Iterator[ast.Call]:
-    return (child for child in ast.walk(node) if isinstance(child, ast.Call))
-
-
-def _argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
-    for keyword in call.keywords:
-        if keyword.arg == name:
-            return keyword.value
-    return call.args[position] if position < len(call.args) else None
-
-
 def _products_of(call: ast.Call, callee: Source, taint: _Taint) -> frozenset[str]:
     """Parameters of the callee that this call gives products."""
     notes = taint.at_call.get(id(call), {})
     positional = zip(callee.parameters, call.args)
     named = ((k.arg or "", k.value) for k in call.keywords)
     return frozenset(name for name, value in (*positional, *named) if notes.get(id(value)))
-
-
-def _targets(node: ast.stmt) -> list[ast.expr]:
-    if isinstance(node, ast.Assign):
-        return node.targets
-    if isinstance(node, (ast.AugAssign, ast.AnnAssign)):
-        return [node.target]
-    return []
-
-
-def _leaves(target: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(target, (ast.Tuple, ast.List)):
-        for element in target.elts:
-            yield from _leaves(element)
-    else:
-        yield target
-
-
-def _names(target: ast.expr) -> set[str]:
-    return {node.id for node in _leaves(target) if isinstance(node, ast.Name)}
-
-
-def _uses(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-
-
-def _constexprs(function: Callable[..., Any]) -> set[str]:
-    """Parameters annotated as ``tl.constexpr`` (by whatever module stands for ``tl``)."""
-    return {
-        name
-        for name, annotation in function.__annotations__.items()
-        if "constexpr" in (annotation if isinstance(annotation, str) else getattr(annotation, "__name__", ""))
-    }
 
 
 def _compiled(source: Source, body: list[ast.stmt], names: dict[str, Any]) -> Callable[..., Any]:

@@ -122,3 +122,45 @@ def cube_needs_an_atomic(x_ptr, out_ptr):
     before = tl.atomic_add(x_ptr, 1.0)
     a = tl.load(x_ptr + block)
     tl.store(out_ptr + block, tl.dot(a, a) + before)
+
+
+@triton.jit
+def wait_for(word_ptr, value):
+    return dl.wait(word_ptr, 1, "gpu", "acquire", waitValue=value)
+
+
+@triton.jit
+def helper_wait_without_consume(sig_ptr, x_ptr, out_ptr):
+    offs = tl.arange(0, 8)
+    token = wait_for(sig_ptr, 5)
+    if sub_vec_id() == 0:
+        tl.store(out_ptr + offs, tl.load(x_ptr + offs))
+
+
+@triton.jit
+def helper_wait_with_consume(sig_ptr, x_ptr, out_ptr):
+    offs = tl.arange(0, 8)
+    x_ptr = dl.consume_token(x_ptr, wait_for(sig_ptr, 5))
+    if sub_vec_id() == 0:
+        tl.store(out_ptr + offs, tl.load(x_ptr + offs))
+
+
+@triton.jit
+def unknown_primitive(sig_ptr):
+    libshmem_device.broadcast(sig_ptr, 0)
+
+
+@triton.jit
+def no_such_operation(sig_ptr):
+    libshmem_device.signal_op(sig_ptr, 1, 7, 0)
+
+
+@triton.jit
+def no_such_comparison(sig_ptr):
+    libshmem_device.signal_wait_until(sig_ptr, 9, 1)
+
+
+@triton.jit
+def sum_beyond_the_word(sig_ptr):
+    libshmem_device.signal_op(sig_ptr, 2147483647, 0, 0)
+    libshmem_device.signal_op(sig_ptr, 1, 1, 0)

@@ -183,3 +183,36 @@ def test_an_atomic_whose_result_the_cube_needs_is_refused_rather_than_done_twice
         UsageError, match=rf"kernels_faulty.py:{line_of('before = tl.atomic_add')}: the cube cores need"
     ):
         SplitKernel(kernel("cube_needs_an_atomic"))
+
+
+def test_a_wait_inside_a_helper_counts_only_while_the_helpers_result_is_used():
+    world = alone()
+    signal = world.allocate((16,), torch.int32, "")
+    out = torch.zeros(8)
+    split = launch(kernel("helper_wait_without_consume"), signal, torch.ones(8), out, world=world)  # does not wait
+    assert split.dead_waits == [(str(KERNELS), line_of("    token = wait_for"))]
+    with pytest.raises(KernelFault, match=r"a wait that can never end"):
+        launch(kernel("helper_wait_with_consume"), signal, torch.ones(8), out, world=world)
+
+
+def test_an_unknown_primitive_is_not_passed_over():
+    with pytest.raises(AttributeError, match="broadcast"):
+        launch(kernel("unknown_primitive"), torch.zeros(16, dtype=torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "message"),
+    [
+        ("no_such_operation", torch.int32, "there is no operation 7"),
+        ("no_such_comparison", torch.int32, "there is no comparison 9"),
+        ("no_such_comparison", torch.float16, "no comparison 9"),
+        ("waits_for_ever", torch.float16, "a wait needs integer words, but peer_mem is fp16"),
+        ("sum_beyond_the_word", torch.float16, "a signal needs integer words"),
+        ("sum_beyond_the_word", torch.int32, "32-bit overflow: 2147483648"),
+    ],
+)
+def test_misuse_of_signals(name, dtype, message):
+    world = alone()
+    signal = world.allocate((16,), dtype, "")
+    with pytest.raises(KernelFault, match=message):
+        launch(kernel(name), signal, world=world)
