@@ -116,12 +116,17 @@ def caught_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+HOST_HEAP_BYTES = 2**30
+
+
 def _rank_environment(parent: Mapping[str, str], world: int, extra: Mapping[str, str]) -> dict[str, str]:
     env = {k: v for k, v in parent.items() if k not in _FOREIGN_NAMES and not k.startswith(_FOREIGN_PREFIXES)}
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     env.setdefault("OMP_NUM_THREADS", str(max(1, cpus // world)))
     if sys.platform == "linux":
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine, whatever its host name resolves to
+        for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):  # glibc: keep large temporaries of the host,
+            env.setdefault(name, str(HOST_HEAP_BYTES))  # which would else be zeroed by the kernel at each use
     return {**env, "PYTHONUNBUFFERED": "1", **extra}
 
 

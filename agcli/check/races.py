@@ -57,7 +57,7 @@ class Detector:
             self.changes += 1
             self.atomics |= kind == "atomic"
             self.work.wrote(access, kind, buffer)
-            if self.signals.tracks(buffer) and region.count <= WORDS_LIMIT:
+            if self.signals.tracks(buffer) and region.size <= WORDS_LIMIT:
                 for offset in region.offsets().flatten().tolist():
                     self.signals.change(buffer, offset, access, STORE, [])
         if buffer.symmetric and len(buffer.shape) == 3:

@@ -58,7 +58,7 @@ class Rows:
 
     def touched(self, region: Region) -> bool:
         """Whether any access of this kind was to a contiguous region."""
-        return bool(self._data[:, region.offset : region.offset + region.count].any())
+        return bool(self._data[:, region.offset : region.offset + region.size].any())
 
     def unordered(self, region: Region, actor: int, clock: Clock) -> dict[int, torch.Tensor]:
         """Accesses of others to the region that ``clock`` does not know: number -> flat offsets of the elements."""

@@ -21,8 +21,8 @@ class Transfer:
 
     def rest(self, buffer: Buffer, region: Region) -> Region | None:
         """What it would cover beyond ``region`` if its size were in elements; None if that leaves the tensor."""
-        end = region.offset + region.count
-        more = region.count * (buffer.dtype.itemsize - 1)
+        end = region.offset + region.size
+        more = region.size * (buffer.dtype.itemsize - 1)
         return Region(end, (more,), (1,)) if more and end + more <= buffer.flat.numel() else None
 
 
@@ -42,7 +42,7 @@ class Sizes:
         for transfer in self._transfers:
             if transfer.dest is buffer:
                 rest = transfer.rest(buffer, transfer.target)
-                if rest is not None and rest.offset <= offset < rest.offset + rest.count:
+                if rest is not None and rest.offset <= offset < rest.offset + rest.size:
                     self._suspects.append((transfer, read))
                     return
 
@@ -56,11 +56,11 @@ class Sizes:
                 continue
             if (id(transfer.source), more.offset) in starts:
                 continue
-            count, itemsize = transfer.target.count, transfer.dest.dtype.itemsize
+            count, itemsize = transfer.target.size, transfer.dest.dtype.itemsize
             yield Finding(
                 "transfer-size",
                 f"this transfer moves {count * itemsize} bytes, {count} elements, to {transfer.dest.name} of rank "
-                f"{transfer.dest.rank}, and nobody writes the next {rest.count}, which are read: is its size in "
+                f"{transfer.dest.rank}, and nobody writes the next {rest.size}, which are read: is its size in "
                 f"elements? It must be in bytes, {itemsize} for each element",
                 (transfer.place, read),
             )

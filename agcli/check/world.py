@@ -146,6 +146,7 @@ class CheckedMachine(Machine):
         self._world = world
         self._detector = world.detector
         self._schedule = schedule
+        self.kept = None  # the detector sees every read
 
     def barrier(self, scope: str) -> None:
         """The running task completes its transfers and waits for all tasks of all ranks."""
@@ -162,7 +163,7 @@ class CheckedMachine(Machine):
         self._detector.access(task, kind, buffer, region, values)
         if kind == "write":
             task.spins.clear()
-        elif region.count:
+        elif region.size:
             self._spin(task, kind, buffer, region)
 
     def on_unwritten(self, buffer: Buffer, offset: int, never: bool) -> None:
@@ -228,7 +229,7 @@ class CheckedMachine(Machine):
 
     def _spin(self, task: CheckedTask, kind: str, buffer: Buffer, region: Region) -> None:
         offset = region.offset if region.elements is None else int(region.elements.flatten()[0])
-        place = (id(buffer), offset, region.count)
+        place = (id(buffer), offset, region.size)
         if kind == "atomic" and place in task.spins:
             self._detector.changes -= 1  # spinning with atomics is no progress for other spinning tasks
         if task.changes != self._detector.changes:

@@ -30,6 +30,8 @@ from agcli.simulator.operators import Operators, trunc_div
 from agcli.simulator.scalars import Scalar
 
 Shape = tuple[int, ...]
+_INT32_BOUNDS = int32.bounds
+COLUMN, ROW = (slice(None), None), (None, slice(None))
 
 
 class Block(Operators):
@@ -76,22 +78,28 @@ class Block(Operators):
 class Affine(Block):
     """Integers ``base + sum(index[d] * strides[d])``; a dimension of size 1 has stride 0."""
 
-    __slots__ = ("base", "strides")
+    __slots__ = ("base", "moving", "strides")
 
     def __init__(self, base: int, strides: Shape, shape: Shape, dtype: DType) -> None:
         self.base = base
         self.strides = strides
         self.shape = shape
         self.dtype = dtype
+        # The one dimension along which the index rises; -1 if it is constant, None if it falls or moves along several.
+        self.moving: int | None = -1
         low = high = base
-        for stride, size in zip(strides, shape):
-            if stride > 0:
-                high += stride * (size - 1)
-            elif stride:
-                low += stride * (size - 1)
-        if dtype is not int64 and not (dtype.bounds[0] <= low and high <= dtype.bounds[1]):
-            worst = high if high > dtype.bounds[1] else low
-            raise context.fault(f"{dtype.primitive_bitwidth}-bit overflow: an index reaches {worst}")
+        for d, (stride, size) in enumerate(zip(strides, shape)):
+            if stride and size > 1:
+                self.moving = d if self.moving == -1 and stride > 0 else None
+                if stride > 0:
+                    high += stride * (size - 1)
+                else:
+                    low += stride * (size - 1)
+        if dtype is int32 or dtype is not int64:
+            smallest, largest = _INT32_BOUNDS if dtype is int32 else dtype.bounds
+            if low < smallest or high > largest:
+                worst = high if high > largest else low
+                raise context.fault(f"{dtype.primitive_bitwidth}-bit overflow: an index reaches {worst}", "overflow")
 
     def tensor(self) -> torch.Tensor:
         """The values as int64."""
@@ -108,6 +116,10 @@ class Affine(Block):
         return self.tile().to(dtype)
 
     def __getitem__(self, index: Any) -> Any:
+        if len(self.shape) == 1 and index == COLUMN:
+            return Affine(self.base, (self.strides[0], 0), (self.shape[0], 1), self.dtype)
+        if len(self.shape) == 1 and index == ROW:
+            return Affine(self.base, (0, self.strides[0]), (1, self.shape[0]), self.dtype)
         entries = index if isinstance(index, tuple) else (index,)
         strides: list[int] = []
         shape: list[int] = []
@@ -217,6 +229,10 @@ class Box(Block):
 
     def __and__(self, other: Any) -> Any:
         if type(other) is Box:
+            if self.shape[1:] == (1,) and other.shape[:1] == (1,) and self.high[1] == 1 and other.high[0] == 1:
+                # A column of rows and a row of columns, the usual mask of a tile.
+                low, high = (self.low[0], other.low[1]), (self.high[0], other.high[1])
+                return Box(low, high, (self.shape[0], other.shape[1]))
             shape = broadcast(self.shape, other.shape)
             (low_a, high_a), (low_b, high_b) = self.on(shape), other.on(shape)
             return Box(tuple(map(max, low_a, low_b)), tuple(map(min, high_a, high_b)), shape)
@@ -351,24 +367,19 @@ def stretch(strides: Shape, shape: Shape) -> Shape:
 def _bound(index: Affine, other: Any, above: int | None, below: int | None) -> Box | None:
     """The box where ``index >= other + above`` or ``index < other + below``; None if that is no box."""
     kind = type(other)
-    if not (kind is int or (kind is Scalar and not other.dtype.is_float)):
+    if not (kind is int or (kind is Scalar and not other.dtype.is_float)) or index.moving is None:
         return None
-    moving = [d for d, stride in enumerate(index.strides) if stride and index.shape[d] > 1]
-    if len(moving) > 1 or any(index.strides[d] < 0 for d in moving):
-        return None
-    shape = index.shape
-    limit = int(other) - index.base + (above if above is not None else below or 0)
-    if not moving:
+    shape, d = index.shape, index.moving
+    value = other if kind is int else int(other.value)
+    limit = value - index.base + (above if above is not None else below or 0)
+    if d < 0:
         holds = limit <= 0 if above is not None else limit > 0
         return Box((0,) * len(shape), shape if holds else (0,) * len(shape), shape)
-    d = moving[0]
     cut = min(max(-(-limit // index.strides[d]), 0), shape[d])
-    low, high = [0] * len(shape), list(shape)
+    zeros = (0,) * len(shape)
     if above is not None:
-        low[d] = cut
-    else:
-        high[d] = cut
-    return Box(tuple(low), tuple(high), shape)
+        return Box((*zeros[:d], cut, *zeros[d + 1 :]), shape, shape)
+    return Box(zeros, (*shape[:d], cut, *shape[d + 1 :]), shape)
 
 
 def operand(value: Any) -> tuple[Any, DType | None]:

@@ -6,6 +6,7 @@ Functions carry ``kind``, which ``split`` reads: "dot", "load", "store" (cube or
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -70,6 +71,7 @@ def num_programs(axis: int = 0) -> Scalar:
 
 
 # -- making blocks -------------------------------------------------------------------------------------------------
+@functools.lru_cache(maxsize=1024)  # index vectors are never changed
 def arange(start: int, end: int) -> Affine:
     """``start, ..., end - 1``; the length need not be a power of two on Ascend."""
     size = as_int(end) - as_int(start)
@@ -233,9 +235,36 @@ def load(pointer: Any, mask: Any = None, other: Any = None, **_options: Any) -> 
     _must_be_pointer(pointer, "load")
     buffer = pointer.buffer
     shape = common_shape(pointer, mask)
-    on_cube = context.current().unit == "cube"
-    store_as = torch.float32 if on_cube and buffer.flat.dtype in _HALF else buffer.flat.dtype
     low, high, dense = _box_of(mask, shape)
+    task = context.current()
+    if task.unit != "cube" or buffer.flat.dtype not in _HALF:
+        return _load(pointer, mask, other, shape, (low, high, dense), buffer.flat.dtype)
+    kept = task.machine.kept
+    region = pointer.region(low, high) if kept is not None and dense and shape == pointer.shape else None
+    if kept is None or region is None or 0 in region.sizes:
+        return _load(pointer, mask, other, shape, (low, high, dense), torch.float32)
+    slots = buffer.slots(region)
+    if slots is None or len(slots) != 1:
+        return _load(pointer, mask, other, shape, (low, high, dense), torch.float32)
+    key = (region, shape, low, _fill(other, buffer.dtype))
+    tile = kept.get(buffer, slots[0], key)
+    if tile is None:
+        tile = _load(pointer, mask, other, shape, (low, high, dense), torch.float32)
+        kept.put(buffer, slots[0], key, tile)
+    return tile
+
+
+def _load(
+    pointer: PointerBlock,
+    mask: Any,
+    other: Any,
+    shape: tuple[int, ...],
+    box: tuple[tuple[int, ...], tuple[int, ...], bool],
+    store_as: torch.dtype,
+) -> Tile:
+    """Read a block; ``box`` is what ``_box_of`` says of the mask."""
+    low, high, dense = box
+    buffer = pointer.buffer
     region = pointer.region(low, high) if dense and shape == pointer.shape else None
     if region is None:
         return _gather(pointer, mask, other, shape)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from agcli.simulator import context
+from agcli.simulator.kept import KeptReads
 from agcli.simulator.memory import Buffer, Region
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 VECTORS_PER_CORE = 2
 UNITS = ("cube", *(f"vector{i}" for i in range(VECTORS_PER_CORE)))
+MARKS = 127  # launches that the record of who wrote tells apart; eight such marks fill a signed 64-bit word
 TURNS_BETWEEN_REPORTS = 200  # idle turns of the scheduler, about a millisecond each
 
 
@@ -81,7 +83,8 @@ class Machine:
         self.units = units
         self.world = world
         self.launch = launch
-        self.launch_mark = launch % 255 + 1
+        self.launch_mark = launch % MARKS + 1
+        self.kept: KeptReads | None = KeptReads()
         self.ended: list[Task] = []
         self._on_tile = on_tile
         self.gates = {
@@ -150,6 +153,8 @@ class Machine:
 
     def resumed(self) -> None:
         """Some task goes on."""
+        if self.kept is not None:
+            self.kept.forget_symmetric()
         self.world.running()
 
     def stuck(self, turn: int) -> str | None:

@@ -7,8 +7,7 @@ buffer and a block of offsets. Every access is resolved to a ``Region``: a strid
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,9 +16,10 @@ from agcli.simulator.blocks import Affine, Block, Shape, Tile, broadcast
 from agcli.simulator.dtypes import DType, PointerType, from_torch, int32, int64
 from agcli.simulator.scalars import Scalar
 
+_EVERY_BYTE = 0x0101010101010101  # times a mark below 128: eight bytes that all hold it
 
-@dataclass(frozen=True)
-class Region:
+
+class Region(NamedTuple):
     """Elements of a buffer: ``offset + sum(index[d] * strides[d])``, or ``elements`` (flat offsets) where given."""
 
     offset: int
@@ -39,7 +39,7 @@ class Region:
         return Affine(self.offset, self.strides, self.sizes, int64).tensor()
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """Number of elements."""
         return math.prod(self.sizes) if self.elements is None else self.elements.numel()
 
@@ -48,10 +48,13 @@ class Buffer:
     """One tensor in global memory.
 
     ``symmetric`` buffers have a counterpart on every rank (``peers``, by rank) and ``written``: one byte an element, 0
-    where nothing wrote since the memory was made, else the number of the launch that wrote last (1 to 255, wrapping).
+    where nothing wrote since the memory was made, else the number of the launch that wrote last (1 to 127, wrapping).
     """
 
-    __slots__ = ("dense", "dtype", "flat", "name", "peers", "rank", "shape", "strides", "symmetric", "written")
+    __slots__ = (
+        "address", "dense", "dtype", "flat", "name", "peers", "rank", "shape", "storage", "strides", "symmetric",
+        "written", "written_words",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -70,6 +73,9 @@ class Buffer:
         self.rank = rank
         self.symmetric = written is not None
         self.written = written
+        self.written_words = written.view(torch.int64) if written is not None and extent % 8 == 0 else None
+        self.address = self.flat.data_ptr()
+        self.storage = self.flat.untyped_storage().data_ptr()
         self.peers: tuple[Buffer, ...] = ()
 
     def __repr__(self) -> str:
@@ -143,12 +149,23 @@ class Buffer:
 
     def mark(self, region: Region, launch_mark: int) -> None:
         """Note that a launch wrote the region."""
+        kept = context.current().machine.kept
+        if kept is not None:
+            kept.forget(self.storage, self.slots(region))
         if self.written is None:
             return
         if region.elements is not None:
             self.written[region.elements] = launch_mark
         else:
             self.written.as_strided(region.sizes, region.strides, region.offset).fill_(launch_mark)
+
+    def slots(self, region: Region) -> range | None:
+        """The slots that a region lies in, counted along the first of three dimensions; None if that is not known."""
+        if region.elements is not None or any(stride < 0 for stride in region.strides):
+            return None
+        if len(self.shape) != 3 or not self.dense:
+            return range(1)
+        return range(region.offset // self.strides[0], region.last // self.strides[0] + 1)
 
     def _check_written(self, region: Region) -> None:
         """All must be of this launch, but for 32 and 64-bit words: flags and counters, which the host clears once."""
@@ -159,6 +176,15 @@ class Buffer:
         mark = machine.launch_mark
         if region.elements is not None:
             marks = self.written[region.elements]
+        elif self.written_words is not None and _in_words(region):
+            words = self.written_words.as_strided(
+                (*region.sizes[:-1], region.sizes[-1] // 8),
+                (*(stride // 8 for stride in region.strides[:-1]), 1),
+                region.offset // 8,
+            )
+            if bool((words == mark * _EVERY_BYTE).all()):
+                return
+            marks = self.written.as_strided(region.sizes, region.strides, region.offset)
         else:
             marks = self.written.as_strided(region.sizes, region.strides, region.offset)
         fresh = marks == mark
@@ -167,6 +193,15 @@ class Buffer:
         bad = (~fresh).nonzero()[0]
         offset = int(region.offsets()[tuple(bad)])
         machine.on_unwritten(self, offset, int(marks[tuple(bad)]) == 0)
+
+
+def _in_words(region: Region) -> bool:
+    """Whether a region is made of whole, aligned runs of eight elements."""
+    return (
+        bool(region.sizes)
+        and region.strides[-1] == 1
+        and not any(number % 8 for number in (region.offset, region.sizes[-1], *region.strides[:-1]))
+    )
 
 
 class Pointer:

@@ -9,6 +9,7 @@ from agcli.simulator import context
 from agcli.simulator.dtypes import DType, float32, int1, int32, widest
 
 Number = int | float
+_LOW, _HIGH = -(2**31), 2**31 - 1
 
 
 class Scalar:
@@ -48,19 +49,47 @@ class Scalar:
         return hash(self.value)
 
     # -- arithmetic ----------------------------------------------------------------------------------------------
+    # Sums, differences and products of int32 are most of what an inner loop does: they take the short way.
     def __add__(self, other: Any) -> Any:
+        if self.dtype is int32:
+            if type(other) is int:
+                value = self.value + other
+            elif type(other) is Scalar and other.dtype is int32:
+                value = self.value + other.value
+            else:
+                return _arith(self, other, int.__add__, float.__add__)
+            if _LOW <= value <= _HIGH:
+                return Scalar(value, int32)
         return _arith(self, other, int.__add__, float.__add__)
 
     def __radd__(self, other: Any) -> Any:
         return _arith(self, other, int.__add__, float.__add__)
 
     def __sub__(self, other: Any) -> Any:
+        if self.dtype is int32:
+            if type(other) is int:
+                value = self.value - other
+            elif type(other) is Scalar and other.dtype is int32:
+                value = self.value - other.value
+            else:
+                return _arith(self, other, int.__sub__, float.__sub__)
+            if _LOW <= value <= _HIGH:
+                return Scalar(value, int32)
         return _arith(self, other, int.__sub__, float.__sub__)
 
     def __rsub__(self, other: Any) -> Any:
         return _arith(self, other, _flip(int.__sub__), _flip(float.__sub__))
 
     def __mul__(self, other: Any) -> Any:
+        if self.dtype is int32:
+            if type(other) is int:
+                value = self.value * other
+            elif type(other) is Scalar and other.dtype is int32:
+                value = self.value * other.value
+            else:
+                return _arith(self, other, int.__mul__, float.__mul__)
+            if _LOW <= value <= _HIGH:
+                return Scalar(value, int32)
         return _arith(self, other, int.__mul__, float.__mul__)
 
     def __rmul__(self, other: Any) -> Any:

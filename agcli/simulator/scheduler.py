@@ -64,6 +64,8 @@ class Task:
 
     def block(self, ready: Callable[[], bool], text: str) -> None:
         """Let other tasks run until ``ready()``."""
+        if ready() and self.machine.kept is not None:  # what waits in the scheduler is forgotten there
+            self.machine.kept.forget_symmetric()
         while not ready():
             self.wait = Wait(ready, text)
             self.pause()

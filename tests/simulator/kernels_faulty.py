@@ -164,3 +164,16 @@ def no_such_comparison(sig_ptr):
 def sum_beyond_the_word(sig_ptr):
     libshmem_device.signal_op(sig_ptr, 2147483647, 0, 0)
     libshmem_device.signal_op(sig_ptr, 1, 1, 0)
+
+
+@triton.jit
+def product_before_and_after_a_store(a_ptr, b_ptr, first_ptr, second_ptr, third_ptr):
+    """The cube reads ``a`` three times, and stores a product into it before the last."""
+    offs = tl.arange(0, 16)
+    block = offs[:, None] * 16 + offs[None, :]
+    b = tl.load(b_ptr + block)
+    tl.store(first_ptr + block, tl.dot(tl.load(a_ptr + block), b))
+    product = tl.dot(tl.load(a_ptr + block), b)
+    tl.store(second_ptr + block, product)
+    tl.store(a_ptr + block, product.to(tl.float16))
+    tl.store(third_ptr + block, tl.dot(tl.load(a_ptr + block), b))

@@ -216,3 +216,13 @@ def test_misuse_of_signals(name, dtype, message):
     signal = world.allocate((16,), dtype, "")
     with pytest.raises(KernelFault, match=message):
         launch(kernel(name), signal, world=world)
+
+
+def test_the_cube_reads_what_it_has_stored_itself():
+    a, b = torch.randint(-2, 3, (16, 16)).half(), torch.eye(16).half() * 2
+    before = a.clone().float()
+    outputs = [torch.zeros(16, 16) for _ in range(3)]
+    launch(kernel("product_before_and_after_a_store"), a, b, *outputs)
+    assert torch.equal(outputs[0], 2 * before)
+    assert torch.equal(outputs[1], 2 * before)
+    assert torch.equal(outputs[2], 4 * before)
