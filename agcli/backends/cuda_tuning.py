@@ -183,7 +183,7 @@ def choose(problem: Problem, programs: int = 132, **overrides: int) -> CudaConfi
     if problem.m <= SLICED_M:
         chunks = {"chunk_m": rows, "chunk_k": SLICE // rows // 256 * 256}
     else:
-        chunks = {"chunk_m": 128, "chunk_k": ROWS_K, "push_m": 32}
+        chunks = {"chunk_m": 128, "chunk_k": ROWS_K}
     return CudaConfig(**blocks | {"stages": stages, "epilogue_parts": parts} | chunks | overrides)
 
 
