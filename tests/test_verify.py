@@ -357,10 +357,10 @@ def test_case_27_exchanged_ranks_fail(run: Run) -> None:
 
 def test_case_24_a_rank_that_did_not_report_is_a_failure(run: Run) -> None:
     status, data, text = run("raise_before_launch", "--world", "2", *SMALL)
-    assert (status, data) == (3, {})
+    assert (status, data["result"], data["exit_status"]) == (3, "ERROR", 3)
     assert "ag-gemm: error: rank 1: RuntimeError: no such luck" in text
     status, data, text = run("exit_before_report", "--world", "2", *SMALL)
-    assert (status, data) == (3, {})
+    assert (status, data["result"], data["exit_status"]) == (3, "ERROR", 3)
     assert "rank 1: ended with exit status 0 before it reported" in text
 
 
