@@ -17,7 +17,7 @@ from agcli.bench_report import print_report, to_csv, to_json
 from agcli.bench_rows import IMPLEMENTATIONS, BenchReport, Row, Setup, rows_from_json
 from agcli.errors import KernelFault, UsageError
 from agcli.outcome import Job
-from agcli.outputs import check_distinct, check_writable, reserved_stdout, write_file
+from agcli.outputs import check_distinct, check_writable, people_stream, reserved_stdout, write_report
 from agcli.problem import ITEMSIZE, default_config
 from agcli.progress import OnProgress, progress_bar
 from agcli.report import versions_of
@@ -135,12 +135,11 @@ class Outputs:
 
     def deliver(self, report: BenchReport, stdout: TextIO) -> int:
         """Print and write the report; the exit status that it asks for. Only a complete one is drawn and compared."""
-        piped = "-" in (str(self.json), str(self.csv))
-        people = sys.stderr if piped else stdout
+        people = people_stream(stdout, self.json, self.csv)
         print_report(report, people)
         for path, make in ((self.json, to_json), (self.csv, to_csv)):
             if path is not None:
-                _write(path, make(report), stdout)
+                write_report(make(report), path, stdout)
         passed = report.passed
         if self.plot is not None and report.complete:
             plot(report, self.plot)
@@ -150,13 +149,6 @@ class Outputs:
             passed = passed and comparison.passed
         stdout.flush()
         return 0 if passed else KernelFault.exit_status
-
-
-def _write(path: Path, text: str, stdout: TextIO) -> None:
-    if str(path) == "-":
-        stdout.write(text)
-    else:
-        write_file(path, text)
 
 
 class Collector:

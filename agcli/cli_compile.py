@@ -141,16 +141,18 @@ def compile_(
 def _compile(
     request: CompileRequest, toolchain: Toolchain, save: Path | None, json: Path | None, stdout: TextIO
 ) -> int:
-    from agcli.compile_report import print_report, table_stream, to_json, write_json
+    from agcli.compile_report import print_report, to_json
     from agcli.compiler.compile import compile_kernel
     from agcli.compiler.sweep import nearest_fits
     from agcli.errors import KernelFault
+    from agcli.outputs import people_stream, write_report
 
     report = compile_kernel(request, toolchain, save)
     if report.overflows:
         report.suggestions = nearest_fits(request, report, toolchain)
-    print_report(report, toolchain, table_stream(json, stdout))
-    write_json(to_json(report, toolchain), json, stdout)
+    print_report(report, toolchain, people_stream(stdout, json))
+    if json is not None:
+        write_report(to_json(report, toolchain), json, stdout)
     return 0 if report.fits else KernelFault.exit_status
 
 
@@ -159,10 +161,11 @@ def _sweep(
 ) -> int:
     from dataclasses import replace
 
-    from agcli.compile_report import print_sweep, sweep_to_json, table_stream, write_json
+    from agcli.compile_report import print_sweep, sweep_to_json
     from agcli.compiler.compile import KernelSource
     from agcli.compiler.sweep import configurations, parse_axis, sweep
     from agcli.errors import KernelFault
+    from agcli.outputs import people_stream, write_report
     from agcli.problem import ITEMSIZE
     from agcli.progress import progress_bar
 
@@ -175,8 +178,9 @@ def _sweep(
     ]
     with progress_bar("compilations") as on_progress:
         rows = sweep(requests, toolchain, on_progress)
-    print_sweep(rows, table_stream(json, stdout))
-    write_json(sweep_to_json(rows, toolchain), json, stdout)
+    print_sweep(rows, people_stream(stdout, json))
+    if json is not None:
+        write_report(sweep_to_json(rows, toolchain), json, stdout)
     own_kernel = bases[0].kernel == KernelSource()  # the formulas are about no other
     right = all(row.agrees or (row.only_too_large and not own_kernel) for row in rows)
     return 0 if right and any(row.report.fits for row in rows) else KernelFault.exit_status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_module
-import sys
 from typing import TYPE_CHECKING, TextIO
 
 from agcli import options as opt
@@ -20,18 +19,14 @@ def doctor(
 ) -> int:
     """Say what this machine can run, what is missing, and how to get it. Exit 0 if --backend (auto: any) is ready."""
     from agcli.doctor import examine
-    from agcli.outputs import check_writable, reserved_stdout, write_file
+    from agcli.outputs import check_writable, people_stream, reserved_stdout, write_report
 
     check_writable(json, "--json")
     with reserved_stdout() as stdout:
         diagnosis = examine()
-        print_diagnosis(diagnosis, sys.stderr if str(json) == "-" else stdout)
+        print_diagnosis(diagnosis, people_stream(stdout, json))
         if json is not None:
-            text = json_module.dumps(diagnosis.to_json(), indent=2) + "\n"
-            if str(json) == "-":
-                stdout.write(text)
-            else:
-                write_file(json, text)
+            write_report(json_module.dumps(diagnosis.to_json(), indent=2) + "\n", json, stdout)
     return diagnosis.exit_status(backend.value)
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from agcli import __version__
-from agcli.outputs import write_file
 from agcli.problem import KernelConfig, option
 from agcli.screen import Column, render_fields, render_table
 
@@ -144,18 +141,3 @@ def sweep_to_json(rows: Sequence[SweepRow], toolchain: Toolchain) -> str:
 def _document(content: dict[str, Any], toolchain: Toolchain) -> str:
     head = {"schema": SCHEMA, "version": __version__, "toolchain": asdict(toolchain)}
     return json.dumps({**head, **content}, indent=1) + "\n"
-
-
-def table_stream(json_path: Path | None, stdout: TextIO) -> TextIO:
-    """Where text for people goes: stderr if the JSON is to be on stdout."""
-    return sys.stderr if str(json_path) == "-" else stdout
-
-
-def write_json(text: str, json_path: Path | None, stdout: TextIO) -> None:
-    """Put the document where it is wanted: nowhere (None), on stdout (``-``) or in a file."""
-    if json_path is None:
-        return
-    if str(json_path) == "-":
-        stdout.write(text)
-    else:
-        write_file(json_path, text)

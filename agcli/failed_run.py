@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 from agcli import __version__
 from agcli.errors import AgGemmError
 from agcli.outcome import RankResult
-from agcli.outputs import write_file
+from agcli.outputs import write_report, xml_text
 from agcli.problem import Plan
 from agcli.report import SCHEMA
 
@@ -65,17 +65,12 @@ def to_junit(run: FailedRun) -> str:
             message = result.message or result.status
             error = ElementTree.SubElement(case, "error", {"type": result.status, "message": message})
             error.text = "\n".join([str(run.error), *result.log_lines()])
-    ElementTree.indent(suite)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+    return xml_text(suite)
 
 
 def deliver(run: FailedRun, stdout: TextIO, json_path: Path | None, junit_path: Path | None) -> None:
     """Write the reports asked for; the message itself is on stderr already."""
     for path, make in ((json_path, to_json), (junit_path, to_junit)):
-        if path is None:
-            continue
-        if str(path) == "-":
-            stdout.write(make(run))
-            stdout.flush()
-        else:
-            write_file(path, make(run))
+        if path is not None:
+            write_report(make(run), path, stdout)
+    stdout.flush()

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
+from xml.etree import ElementTree
 
 from agcli.errors import EnvironmentFault, UsageError
 
@@ -59,6 +60,25 @@ def write_file(path: Path, text: str) -> None:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
         raise EnvironmentFault(f"{path} could not be written: {error.strerror or error}") from error
+
+
+def write_report(text: str, path: Path, stdout: TextIO) -> None:
+    """Put a report where its option says: on ``stdout`` (``-``) or in a file, whole."""
+    if str(path) == "-":
+        stdout.write(text)
+    else:
+        write_file(path, text)
+
+
+def people_stream(stdout: TextIO, *paths: Path | None) -> TextIO:
+    """Where text for people goes: ``stdout``, or stderr if one of the reports is to be on stdout (``-``)."""
+    return sys.stderr if "-" in map(str, paths) else stdout
+
+
+def xml_text(root: ElementTree.Element) -> str:
+    """An XML document, indented."""
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
 def _umask() -> int:

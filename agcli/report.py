@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from xml.etree import ElementTree
 
 from agcli import __version__
 from agcli.errors import KernelFault
-from agcli.outputs import check_distinct, check_writable, write_file
+from agcli.outputs import check_distinct, check_writable, people_stream, write_report, xml_text
 from agcli.problem import Plan
 from agcli.screen import Column, render_fields, render_table
 from agcli.verdict import BadRegions, FirstBad, Tolerance, Verdict
@@ -191,8 +190,7 @@ def to_junit(report: VerifyReport) -> str:
             message = f"{verdict.result}: {verdict.mismatches} of {verdict.elements} elements are wrong"
             failure = ElementTree.SubElement(case, "failure", {"type": verdict.result, "message": message})
             failure.text = "\n".join(f"{name}: {value}" for name, value in where(verdict))
-    ElementTree.indent(suite)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+    return xml_text(suite)
 
 
 def check_outputs(json_path: Path | None, junit_path: Path | None) -> None:
@@ -204,16 +202,10 @@ def check_outputs(json_path: Path | None, junit_path: Path | None) -> None:
 
 def deliver(report: VerifyReport, stdout: TextIO, json_path: Path | None, junit_path: Path | None) -> None:
     """Write the files asked for, then print the table: to ``stdout``, or to stderr if a report went there (``-``)."""
-    people = stdout
     for path, make in ((json_path, to_json), (junit_path, to_junit)):
-        if path is None:
-            continue
-        if str(path) == "-":
-            stdout.write(make(report))
-            people = sys.stderr
-        else:
-            write_file(path, make(report))
-    print_report(report, people)
+        if path is not None:
+            write_report(make(report), path, stdout)
+    print_report(report, people_stream(stdout, json_path, junit_path))
     stdout.flush()
 
 

@@ -13,6 +13,7 @@ from agcli.backends.base import Need
 from agcli.bench_report import number
 from agcli.bench_rows import FAILED, TIMED, Row
 from agcli.errors import KernelFault
+from agcli.outputs import xml_text
 from agcli.report import where
 from agcli.screen import Column, render_fields, render_table
 from agcli.smoke import Case
@@ -170,8 +171,7 @@ def to_junit(report: SmokeReport) -> str:
     for counted, element in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(counted, str(len(suite.findall(f"testcase/{element}"))))
     suite.set("tests", str(len(suite)))
-    ElementTree.indent(suite)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+    return xml_text(suite)
 
 
 def _entry(suite: ElementTree.Element, report: SmokeReport, name: str, seconds: float) -> ElementTree.Element:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from agcli.errors import AgGemmError, EnvironmentFault
 from agcli.jobenv import JobEnv
 from agcli.launch import Interrupted
 from agcli.outcome import Job, failure
-from agcli.outputs import reserved_stdout, write_file
+from agcli.outputs import people_stream, reserved_stdout, write_report
 from agcli.progress import progress_bar
 from agcli.report import versions_of
 from agcli.smoke import SmokePlan, cases, sanity_bench
@@ -102,14 +101,10 @@ def _run_ranks(
 
 def _deliver(report: SmokeReport, options: SmokeOptions, stdout: TextIO) -> None:
     """Write the files asked for, then print the table: to stderr, if a report goes to stdout."""
-    people = stdout
     for path, make in ((options.json, to_json), (options.junit, to_junit)):
-        if path is not None and str(path) == "-":
-            stdout.write(make(report))
-            people = sys.stderr
-        elif path is not None:
-            write_file(path, make(report))
-    print_report(report, people)
+        if path is not None:
+            write_report(make(report), path, stdout)
+    print_report(report, people_stream(stdout, options.json, options.junit))
     stdout.flush()
 
 

@@ -14,7 +14,7 @@ from agcli.bench_run import Wanted
 from agcli.chips import Chip
 from agcli.errors import AgGemmError, EnvironmentFault, UsageError
 from agcli.outcome import Job
-from agcli.outputs import reserved_stdout, write_file
+from agcli.outputs import people_stream, reserved_stdout, write_report
 from agcli.problem import Problem
 from agcli.progress import progress_bar
 from agcli.request import Machine, report_failure, run_ranks
@@ -192,14 +192,9 @@ def _keep(collector: Collector, store: Path, json_path: Path | None, stdout: Tex
             tuned.add(store, collector.entries)
     except AgGemmError as error:
         fault = error
-    piped = str(json_path) == "-"
-    collector.print(store if fault is None else None, sys.stderr if piped else stdout)
+    collector.print(store if fault is None else None, people_stream(stdout, json_path))
     if json_path is not None:
-        text = collector.to_json(store, complete)
-        if piped:
-            stdout.write(text)
-        else:
-            write_file(json_path, text)
+        write_report(collector.to_json(store, complete), json_path, stdout)
     stdout.flush()
     if fault is not None:
         raise fault

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from agcli import __version__
 from agcli.check.findings import FAULTS, WARNINGS, Finding, Findings, Place
 from agcli.errors import KernelFault
-from agcli.outputs import write_file
+from agcli.outputs import people_stream, write_report
 from agcli.screen import Column, render_fields, render_table
 
 if TYPE_CHECKING:
@@ -100,11 +99,9 @@ class CheckReport:
 
 def deliver(report: CheckReport, stdout: TextIO, json_path: Path | None) -> None:
     """Print the report to ``stdout``, or to stderr if the JSON is to be there (``-``); write the file asked for."""
-    print_report(report, sys.stderr if str(json_path) == "-" else stdout)
-    if str(json_path) == "-":
-        stdout.write(to_json(report))
-    elif json_path is not None:
-        write_file(json_path, to_json(report))
+    print_report(report, people_stream(stdout, json_path))
+    if json_path is not None:
+        write_report(to_json(report), json_path, stdout)
     stdout.flush()
 
 
