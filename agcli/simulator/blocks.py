@@ -95,7 +95,7 @@ class Affine(Block):
                     high += stride * (size - 1)
                 else:
                     low += stride * (size - 1)
-        if dtype is int32 or dtype is not int64:
+        if dtype is not int64:
             smallest, largest = _INT32_BOUNDS if dtype is int32 else dtype.bounds
             if low < smallest or high > largest:
                 worst = high if high > largest else low

@@ -30,7 +30,7 @@ from agcli.simulator.dtypes import (  # noqa: F401 - part of the namespace that 
     uint32,
     uint64,
 )
-from agcli.simulator.memory import Pointer, PointerBlock, as_tile, common_shape, numeric
+from agcli.simulator.memory import Buffer, Pointer, PointerBlock, Region, as_tile, common_shape, numeric
 from agcli.simulator.scalars import Scalar, as_int, integer, kernel_range, quotient
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -229,52 +229,40 @@ def load(pointer: Any, mask: Any = None, other: Any = None, **_options: Any) -> 
     if type(pointer) is Pointer:
         if mask is not None and not mask:
             return numeric(pointer.buffer, torch.tensor(_fill(other, pointer.buffer.dtype)))
-        region = PointerBlock(pointer.buffer, pointer.offset, Affine(0, (), (), int32)).region((), ())
-        assert region is not None
-        return numeric(pointer.buffer, pointer.buffer.read(region))
+        return numeric(pointer.buffer, pointer.buffer.read(pointer.region))
     _must_be_pointer(pointer, "load")
-    buffer = pointer.buffer
+    buffer, task = pointer.buffer, context.current()
     shape = common_shape(pointer, mask)
     low, high, dense = _box_of(mask, shape)
-    task = context.current()
+    region = pointer.region(low, high) if dense and shape == pointer.shape else None
+    fill = _fill(other, buffer.dtype)
+    if region is None:
+        return _gather(pointer, mask, fill, shape)
     if task.unit != "cube" or buffer.flat.dtype not in _HALF:
-        return _load(pointer, mask, other, shape, (low, high, dense), buffer.flat.dtype)
+        return _read(buffer, region, low, shape, fill, buffer.flat.dtype)
     kept = task.machine.kept
-    region = pointer.region(low, high) if kept is not None and dense and shape == pointer.shape else None
-    if kept is None or region is None or 0 in region.sizes:
-        return _load(pointer, mask, other, shape, (low, high, dense), torch.float32)
-    slots = buffer.slots(region)
-    if slots is None or len(slots) != 1:
-        return _load(pointer, mask, other, shape, (low, high, dense), torch.float32)
-    key = (region, shape, low, _fill(other, buffer.dtype))
+    slots = buffer.slots(region) if kept is not None and 0 not in region.sizes else None
+    if kept is None or slots is None or len(slots) != 1:
+        return _read(buffer, region, low, shape, fill, torch.float32)
+    key = (region, shape, low, fill)
     tile = kept.get(buffer, slots[0], key)
     if tile is None:
-        tile = _load(pointer, mask, other, shape, (low, high, dense), torch.float32)
+        tile = _read(buffer, region, low, shape, fill, torch.float32)
         kept.put(buffer, slots[0], key, tile)
     return tile
 
 
-def _load(
-    pointer: PointerBlock,
-    mask: Any,
-    other: Any,
-    shape: tuple[int, ...],
-    box: tuple[tuple[int, ...], tuple[int, ...], bool],
-    store_as: torch.dtype,
+def _read(
+    buffer: Buffer, region: Region, low: tuple[int, ...], shape: tuple[int, ...], fill: float, store_as: torch.dtype
 ) -> Tile:
-    """Read a block; ``box`` is what ``_box_of`` says of the mask."""
-    low, high, dense = box
-    buffer = pointer.buffer
-    region = pointer.region(low, high) if dense and shape == pointer.shape else None
-    if region is None:
-        return _gather(pointer, mask, other, shape)
+    """A tile of ``shape`` that holds the region from index ``low`` on, and ``fill`` elsewhere."""
     if 0 in region.sizes:
-        return as_tile(buffer, torch.full(shape, _fill(other, buffer.dtype), dtype=store_as))
+        return as_tile(buffer, torch.full(shape, fill, dtype=store_as))
     view = buffer.read(region)
     if region.sizes == shape:
         return as_tile(buffer, view.to(store_as, copy=True))
-    data = torch.full(shape, _fill(other, buffer.dtype), dtype=store_as)
-    data[tuple(slice(a, b) for a, b in zip(low, high))].copy_(view)
+    data = torch.full(shape, fill, dtype=store_as)
+    data[tuple(slice(a, a + size) for a, size in zip(low, region.sizes))].copy_(view)
     return as_tile(buffer, data)
 
 
@@ -283,9 +271,7 @@ def store(pointer: Any, value: Any, mask: Any = None, **_options: Any) -> None:
     """Write memory where the mask holds."""
     if type(pointer) is Pointer:
         if mask is None or mask:
-            region = PointerBlock(pointer.buffer, pointer.offset, Affine(0, (), (), int32)).region((), ())
-            assert region is not None
-            pointer.buffer.write(region, operand(value)[0])
+            pointer.buffer.write(pointer.region, operand(value)[0])
         return
     _must_be_pointer(pointer, "store")
     shape = common_shape(pointer, mask)
@@ -332,10 +318,10 @@ def _mask_tensor(mask: Any, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.full(shape, mask is None or bool(mask))
 
 
-def _gather(pointer: PointerBlock, mask: Any, other: Any, shape: tuple[int, ...]) -> Tile:
+def _gather(pointer: PointerBlock, mask: Any, fill: float, shape: tuple[int, ...]) -> Tile:
     chosen = _mask_tensor(mask, shape)
     buffer = pointer.buffer
-    data = torch.full(shape, _fill(other, buffer.dtype), dtype=buffer.flat.dtype)
+    data = torch.full(shape, fill, dtype=buffer.flat.dtype)
     data[chosen] = buffer.read(pointer.elements(chosen))
     return as_tile(buffer, data)
 

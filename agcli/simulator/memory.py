@@ -83,7 +83,7 @@ class Buffer:
 
     def describe(self, offset: int) -> str:
         """An element's index in the tensor, for messages."""
-        rest, index = offset, []
+        rest = offset
         order = sorted(range(len(self.shape)), key=lambda d: -self.strides[d])
         places = dict.fromkeys(order, 0)
         for d in order:
@@ -237,6 +237,11 @@ class Pointer:
 
     def __sub__(self, other: Any) -> Any:
         return self + (-other)
+
+    @property
+    def region(self) -> Region:
+        """The one element that it points to, as a scalar."""
+        return Region(self.offset, (), ())
 
     def __repr__(self) -> str:
         return f"&{self.buffer.name}[{self.offset}]"
