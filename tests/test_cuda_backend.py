@@ -12,9 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agcli.backends.cuda import CudaBackend, block_overrides, has_gluon, visible_devices
-from agcli.backends.cuda_tuning import SMEM_LIMIT_BYTES, CudaConfig, choose, push_unit, work_item
+from agcli.backends.cuda_tuning import (
+    SMEM_LIMIT_BYTES,
+    CudaConfig,
+    choose,
+    enters_chunk,
+    k_step,
+    push_unit,
+    work_item,
+)
 from agcli.errors import UsageError
 from agcli.problem import KernelConfig, Problem, cdiv
 
@@ -88,6 +98,38 @@ def test_choose_narrows_tiles_until_the_own_shard_fills_the_gpu() -> None:
 def test_overrides_win_over_the_tuning() -> None:
     config = choose(Problem(1024, 4096, 4096, 2), block_n=128, stages=5, group_m=3)
     assert (config.block_n, config.stages, config.group_m) == (128, 5, 3)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_flag_covers_no_more_columns_than_there_are(shape: tuple[int, int, int]) -> None:
+    problem = Problem(*shape, 2)
+    config = choose(problem)
+    step = max(config.push_k, config.block_k)
+    assert config.chunk_k < problem.k + step
+
+
+def test_push_units_wider_than_a_chunk_widen_it() -> None:
+    config = choose(Problem(64, 4096, 100, 2), push_k=512, push_m=256)
+    assert (config.chunk_m, config.chunk_k) == (256, 512)
+
+
+def test_pushes_are_spread_over_part_of_the_own_products() -> None:
+    problem = Problem(1024, 4096, 4096, 2)
+    config = choose(problem)
+    units = 1024 * 4096 // (config.push_m * config.push_k)
+    own_ns = 2 * 1024 * 4096 * 4096 / (132 * 6000)  # 128 tiles on 132 multiprocessors: 1.03 times that
+    assert 0.5 < config.push_every_ns * units / own_ns < 0.65
+
+
+@pytest.mark.parametrize("m", [1, 16, 128])
+def test_few_rows_or_a_long_product_do_not_hold_up_the_pushes(m: int) -> None:
+    assert choose(Problem(m, 65536, 4096, 2)).push_every_ns == 16 * 256 * 2 // 150
+
+
+def test_pushes_are_not_paced_without_peers_and_as_asked() -> None:
+    assert choose(Problem(1024, 4096, 4096, 1)).push_every_ns == 0
+    assert choose(Problem(1024, 4096, 4096, 2), push_every_ns=0).push_every_ns == 0
+    assert choose(Problem(1024, 4096, 4096, 2), push_every_ns=7).push_every_ns == 7
 
 
 @pytest.mark.parametrize("blocks", list(itertools.product((64, 128), (16, 64, 256), (16, 64, 128))), ids=str)
@@ -175,6 +217,24 @@ def test_units_cover_a_shard_once_chunk_by_chunk(shape: tuple[int, int, int]) ->
     rows = range(0, chunks_m * config.chunk_m, config.push_m)
     cols = range(0, chunks_k * config.chunk_k, config.push_k)
     assert corners == set(itertools.product(rows, cols))
+
+
+@given(
+    first=st.integers(0, 40),
+    count=st.integers(1, 60),
+    down=st.integers(0, 1),
+    block_k=st.sampled_from([16, 64, 128]),
+    steps_per_chunk=st.integers(1, 8),
+)
+def test_an_item_takes_every_step_once_and_enters_every_chunk_once(
+    first: int, count: int, down: int, block_k: int, steps_per_chunk: int
+) -> None:
+    last, chunk_k = first + count, block_k * steps_per_chunk
+    visits = [(i, k_step(i, first, last, down)) for i in range(first, last)]
+    steps = [step for _, step in visits]
+    assert steps == (list(range(first, last)) if not down else list(range(last - 1, first - 1, -1)))
+    entered = [step // steps_per_chunk for i, step in visits if enters_chunk(i, step, first, down, block_k, chunk_k)]
+    assert entered == list(dict.fromkeys(step // steps_per_chunk for step in steps))
 
 
 def test_push_unit_as_its_docstring_shows() -> None:

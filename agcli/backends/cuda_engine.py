@@ -22,6 +22,7 @@ of a call replays correctly, and calls from graphs and from Python may follow ea
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -146,8 +147,10 @@ class CudaEngine:
         self._gathered = data.view(self.dtype).view(2 * problem.world * problem.m, problem.k)
         self._bases = torch.tensor(memory.bases, dtype=torch.int64, device=device)
         self._epochs = torch.zeros(self._programs, dtype=torch.int32, device=device)
-        # Pinned, so that the host sees what a kernel reports without waiting for it.
+        # Pinned, so that the host sees what a kernel reports without waiting for it; read there by every call, and a
+        # look at a tensor costs a tenth of a call.
         self._error = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._failure = ctypes.c_int32.from_address(self._error.data_ptr())
         self._calls = 0
         self._compiled: dict[Any, Any] = {}
         self._launches: dict[Any, Any] = {}
@@ -160,7 +163,7 @@ class CudaEngine:
 
         All calls of an engine go to one stream, or to streams that wait for each other.
         """
-        if self._error[0]:
+        if self._failure.value:
             self.check()
         kernel, arguments = self.prepare(a, b, c)
         kernel(*arguments)
@@ -184,7 +187,9 @@ class CudaEngine:
         compiled = self._compiled.get(key)
         if compiled is None:
             compiled = self._compiled[key] = kernel.warmup(*arguments, grid=grid, **options)
-        return compiled[grid], arguments
+        # A launch takes addresses as they are; it would look up every one that an object gives it.
+        plain = tuple(each.data_ptr() if isinstance(each, _Address) else each for each in arguments)
+        return compiled[grid], plain
 
     def _described(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
@@ -250,7 +255,7 @@ class CudaEngine:
 
     def check(self) -> None:
         """Raise what a kernel reported: a peer whose data did not come in time."""
-        code = int(self._error[0])
+        code = self._failure.value
         if code:
             raise EnvironmentFault(
                 f"rank {self.rank} waited {self._limit_ns / 1e9:g} s for data of rank {code - 1}, which did not come: "

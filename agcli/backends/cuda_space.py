@@ -15,6 +15,7 @@ AXES: dict[str, tuple[int, ...]] = {
     "block_m": (64, 128),
     "stages": (3, 4, 5, 6),
     "split_k": (1, 2),
+    "push_every_ns": (0, 20, 40, 80),
     "chunk_k": (512, 1024, 2048, 4096),
     "chunk_m": (128, 256, 512),
     "group_m": (4, 8, 16),

@@ -7,7 +7,7 @@ block_n`` elements of C. A *chunk* is ``chunk_m x chunk_k`` elements of a shard 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agcli.errors import UsageError
 from agcli.problem import Problem, cdiv
@@ -15,7 +15,8 @@ from agcli.problem import Problem, cdiv
 SMEM_LIMIT_BYTES = 227 * 1024  # shared memory of one program on Hopper
 
 # PTX: $0 = 0 once the int32 at address $1 has reached $2 (compared as a difference, so that counts may wrap), 1 when $3
-# nanoseconds passed first. Acquire at system scope pairs with the peer's release.
+# nanoseconds passed first. Looks seldom and without an acquire, which empties L1, until there is something to acquire;
+# that, at system scope, pairs with the peer's release.
 WAIT_ASM = """{
     .reg .pred p;
     .reg .b32 v;
@@ -23,16 +24,34 @@ WAIT_ASM = """{
     mov.u32 $0, 0;
     mov.u64 t0, %globaltimer;
 again:
-    ld.acquire.sys.global.b32 v, [$1];
+    ld.relaxed.sys.global.b32 v, [$1];
     sub.s32 v, v, $2;
     setp.ge.s32 p, v, 0;
-    @p bra done;
+    @p bra there;
     mov.u64 t1, %globaltimer;
     sub.u64 t1, t1, t0;
     setp.lt.u64 p, t1, $3;
-    @p bra again;
+    @!p bra late;
+    nanosleep.u32 100;
+    bra again;
+late:
     mov.u32 $0, 1;
-done:
+there:
+    ld.acquire.sys.global.b32 v, [$1];
+}"""
+
+# PTX: return, with $0 = 0, when the device clock reads at least $1.
+PACE_ASM = """{
+    .reg .pred p;
+    .reg .b64 t;
+    mov.u32 $0, 0;
+again:
+    mov.u64 t, %globaltimer;
+    setp.ge.u64 p, t, $1;
+    @p bra due;
+    nanosleep.u32 100;
+    bra again;
+due:
 }"""
 
 
@@ -51,13 +70,14 @@ class CudaConfig:
     block_k: int = 64
     stages: int = 4
     split_k: int = 1
-    group_m: int = 8
+    group_m: int = 16
     epilogue_parts: int = 4
     chunk_m: int = 128
     chunk_k: int = 4096
     push_m: int = 16
     push_k: int = 256
     push_warps: int = 2
+    push_every_ns: int = 0
 
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n", "block_k", "push_m", "push_k"):
@@ -158,14 +178,29 @@ def push_unit(
     return chunk, row, col
 
 
+def k_step(i: int, first: int, last: int, down: int) -> int:
+    """The ``i``-th step over K, ``first <= i < last``, of an item that goes up K (``down`` 0) or down it (1)."""
+    return i + down * (first + last - 1 - 2 * i)
+
+
+def enters_chunk(i: int, step: int, first: int, down: int, block_k: int, chunk_k: int) -> bool:
+    """Whether ``step``, the ``i``-th, is an item's first one in its chunk of K."""
+    return (i == first) | ((step + down) * block_k % chunk_k == 0)
+
+
 # Tiles (block_m, block_n, block_k) in the order of preference: the wider, the fewer bytes a product reads.
 TILES = ((128, 256, 64), (128, 128, 64), (128, 64, 64), (64, 64, 128))
 TILES_OF_FEW_ROWS = ((64, 128, 64), (64, 64, 128))  # for up to 64 rows
 MIN_WAVE = 0.9  # of the programs: as many tiles of the own shard a tile size must give, else the next is taken
 MAX_STAGES = 8
-SLICED_M = 512  # up to so many rows, arrival flags cover all rows of a slice of K; beyond, rows of the whole K
-SLICE = 2**18  # elements of a slice: each costs the loads a look at its flag, some 0.1 us
-ROWS_K = 4096  # columns under one flag beyond SLICED_M
+CHUNK_ROWS, CHUNK_K = 128, 4096  # of a shard, under one flag: each costs the loads a look at it, some 0.1 us
+# What one multiprocessor of an H200 reached in these products; the part of the own shard's time to push it in, and the
+# rate at which to push at least. Stores that come as fast as the link takes them (some 360 bytes a nanosecond) hold up
+# the loads of the same multiprocessor; later ones keep the peers waiting. All measured.
+FLOP_PER_NS = 6000
+BYTES_PER_NS = 115
+PUSH_TIME = 0.6
+PUSH_BYTES_PER_NS = 150
 
 
 def choose(problem: Problem, programs: int = 132, **overrides: int) -> CudaConfig:
@@ -179,18 +214,38 @@ def choose(problem: Problem, programs: int = 132, **overrides: int) -> CudaConfi
     names = ("block_m", "block_n", "block_k")
     blocks = {name: overrides.get(name, value) for name, value in zip(names, next(enough, tiles[-1]), strict=True)}
     stages, parts = _depth(**blocks)
-    rows = cdiv(problem.m, blocks["block_m"]) * blocks["block_m"]
-    if problem.m <= SLICED_M:
-        chunks = {"chunk_m": rows, "chunk_k": SLICE // rows // 256 * 256}
-    else:
-        chunks = {"chunk_m": 128, "chunk_k": ROWS_K}
-    return CudaConfig(**blocks | {"stages": stages, "epilogue_parts": parts} | chunks | overrides)
+    unit_m, unit_k = (overrides.get(name, getattr(CudaConfig, name)) for name in ("push_m", "push_k"))
+    step_k = max(unit_k, blocks["block_k"])  # a flag covers whole steps and units, and no more of them than there are
+    config = blocks | {
+        "stages": stages,
+        "epilogue_parts": parts,
+        "chunk_m": max(CHUNK_ROWS, blocks["block_m"], unit_m),
+        "chunk_k": min(max(CHUNK_K, step_k), cdiv(problem.k, step_k) * step_k),
+    }
+    chosen = CudaConfig(**config | overrides)
+    if "push_every_ns" in overrides:
+        return chosen
+    return replace(chosen, push_every_ns=_pace(problem, chosen, programs))
+
+
+def _pace(problem: Problem, config: CudaConfig, programs: int) -> int:
+    """Nanoseconds from one push unit to the next: all in PUSH_TIME of the own shard's products, or sooner."""
+    tiles_m, tiles_n = config.tiles(problem)
+    flop_ns = 2 * config.block_m * config.block_n / FLOP_PER_NS
+    bytes_ns = 2 * (config.block_m + config.block_n) / BYTES_PER_NS
+    own_ns = max(tiles_m * tiles_n / programs, 1) * problem.k * max(flop_ns, bytes_ns)
+    units = cdiv(problem.m, config.push_m) * cdiv(problem.k, config.push_k)
+    unit_bytes = config.push_m * config.push_k * problem.itemsize * (problem.world - 1)
+    return int(min(PUSH_TIME * own_ns / units, unit_bytes / PUSH_BYTES_PER_NS))
 
 
 def _depth(block_m: int, block_n: int, block_k: int) -> tuple[int, int]:
-    """Stages of the ring and pieces of the epilogue: as few pieces as leave room for three stages, or else for two."""
+    """Stages of the ring and pieces of the epilogue: as few pieces as leave room for three stages, or else for two.
+
+    But two for 64 rows: all that is left to do after their last step is the epilogue, and pieces of it overlap.
+    """
     for least in (3, 2):
-        for parts in (1, 2, 4):
+        for parts in (1, 2, 4) if block_m > 64 else (2, 4):
             for stages in range(MAX_STAGES, least - 1, -1):
                 if smem_bytes(block_m, block_n, block_k, stages, parts) <= SMEM_LIMIT_BYTES:
                     return stages, parts

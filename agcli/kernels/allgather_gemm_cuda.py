@@ -26,7 +26,8 @@ from agcli.backends import cuda_tuning
 
 # What the peer stored is then read by TMA, which is another proxy than that of ordinary loads: hence the fence.
 WAIT_ASM = gl.constexpr(cuda_tuning.WAIT_ASM.removesuffix("}") + "    fence.proxy.async.global;\n}")
-# Of a thread that pushes and one that loads: what the compiler needs for them without spilling, the rest multiplies.
+PACE_ASM = gl.constexpr(cuda_tuning.PACE_ASM)
+# Of a thread that pushes and one that loads; the rest multiplies. Some addresses of the pushes spill (Triton 3.6).
 PUSH_REGISTERS = gl.constexpr(104)
 LOAD_REGISTERS = gl.constexpr(24)
 PASS_ROWS = gl.constexpr(16)
@@ -36,6 +37,8 @@ _tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_glo
 _tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 _work_item = gluon.jit(cuda_tuning.work_item)
 _push_unit = gluon.jit(cuda_tuning.push_unit)
+_k_step = gluon.jit(cuda_tuning.k_step)
+_enters_chunk = gluon.jit(cuda_tuning.enters_chunk)
 
 
 @gluon.jit
@@ -47,11 +50,28 @@ def _wait_for(flag_address, target, limit_ns):
 
 
 @gluon.jit
+def _now():
+    """The device clock in nanoseconds."""
+    return gl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=gl.int64, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _wait_until(due_ns):
+    """Return when the device clock reads ``due_ns``."""
+    gl.inline_asm_elementwise(PACE_ASM, "=&r,l", [due_ns], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def _push(
     a_ptr, bases_ptr, epochs_ptr, M, K, a_stride, shard_bytes, rank, flags_offset, chunks_m, chunks_k,
     C: gl.constexpr, WORLD: gl.constexpr,
 ):  # fmt: skip
-    """Copy this program's units of the own shard into every peer's slot of this call, and count them up there."""
+    """Copy this program's units of the own shard into every peer's slot of this call, and count them up there.
+
+    Unit u is stored no sooner than ``u * C.push_every_ns`` after the start: stores that come faster than the link takes
+    them hold up the loads of the same multiprocessor.
+    """
+    began = _now()
     dtype: gl.constexpr = a_ptr.dtype.element_ty
     lanes_k: gl.constexpr = min(32, C.push_k // 8)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes_k, lanes_k], [C.push_warps, 1], [1, 0])
@@ -73,6 +93,8 @@ def _push(
             mask = ((first_row + rows) < M)[:, None] & ((first_col + cols) < width)[None, :]
             source = a_ptr + first_row.to(gl.int64) * stride + first_col
             values = gl.load(source + (rows[:, None] * stride + cols[None, :]), mask=mask)
+            if i == 0:
+                _wait_until(began + unit * C.push_every_ns)
             offset = first_row.to(gl.int64) * width + first_col
             offsets = rows[:, None] * width + cols[None, :]
             slot = ((epoch & 1) * WORLD + rank) * shard_bytes.to(gl.int64)
@@ -94,7 +116,10 @@ def _load(
     a_desc, gathered_desc, b_desc, a_ring, b_ring, full, empty, bases_ptr, epochs_ptr, error_ptr, M, N, K, rank,
     flags_offset, chunks_m, chunks_k, limit_ns, C: gl.constexpr, WORLD: gl.constexpr,
 ):  # fmt: skip
-    """Fetch the A and B tiles of this program's work items into the ring, waiting where a peer's chunk begins."""
+    """Fetch the A and B tiles of this program's work items into the ring, waiting where a peer's chunk begins.
+
+    Every other item goes down K rather than up: what the item before read last, L2 still holds.
+    """
     tiles_m = gl.cdiv(M, C.block_m)
     tiles_n = gl.cdiv(N, C.block_n)
     steps = gl.cdiv(K, C.block_k)
@@ -102,6 +127,7 @@ def _load(
     stage = 0
     phase = 1
     failed = 0
+    down = 0
     for item in range(gl.program_id(0), WORLD * per_source, gl.num_programs(0)):
         source, row, col, part = _work_item(item, per_source, tiles_m, tiles_n, rank, WORLD, C.split_k, C.group_m)
         first = part * steps // C.split_k
@@ -115,7 +141,8 @@ def _load(
             chunk = source * (chunks_m * chunks_k) + (a_row // C.chunk_m) * chunks_k
             flags = gl.load(bases_ptr + rank) + flags_offset + chunk * 4
             a_row += ((epoch & 1) * WORLD + source) * M
-        for step in range(first, last):
+        for i in range(first, last):
+            step = _k_step(i, first, last, down)
             mbarrier.wait(empty.index(stage), phase)
             bar = full.index(stage)
             mbarrier.expect(bar, a_desc.block_type.nbytes + b_desc.block_type.nbytes)
@@ -123,7 +150,7 @@ def _load(
             if source == rank:
                 _tma_load(a_desc, [a_row, step * C.block_k], bar, a_ring.index(stage))
             else:
-                if ((step == first) | (step * C.block_k % C.chunk_k == 0)) & (failed == 0):
+                if _enters_chunk(i, step, first, down, C.block_k, C.chunk_k) & (failed == 0):
                     failed = _wait_for(flags + step * C.block_k // C.chunk_k * 4, target, limit_ns)
                     if failed != 0:
                         gl.store(error_ptr, 1 + source)
@@ -132,6 +159,7 @@ def _load(
             if stage == C.stages:
                 stage = 0
                 phase ^= 1
+        down ^= 1
 
 
 @gluon.jit
@@ -265,6 +293,8 @@ def allgather_gemm_kernel(
         mbarrier.init(empty.index(i), count=1)
     chunks_m = gl.cdiv(M, C.chunk_m)
     chunks_k = gl.cdiv(K, C.chunk_k)
+    # Asked for now and used at the end, which then need not wait for it.
+    calls = gl.load(epochs_ptr + gl.program_id(0))
     # fmt: off
     gl.warp_specialize(
         [
@@ -280,4 +310,4 @@ def allgather_gemm_kernel(
     )
     # fmt: on
     # All of this program have read its copy of the number of the call.
-    gl.store(epochs_ptr + gl.program_id(0), gl.load(epochs_ptr + gl.program_id(0)) + 1)
+    gl.store(epochs_ptr + gl.program_id(0), calls + 1)

@@ -159,6 +159,8 @@ def test_a_rank_pushes_its_shard_and_counts_it(case: tuple[int, int, int, str]) 
         {"block_n": 64, "split_k": 2, "chunk_k": 256},
         {"push_m": 32, "push_k": 64, "group_m": 3},
         {"epilogue_parts": 4, "stages": 2},
+        {"chunk_k": 256, "push_every_ns": 500},
+        {"push_every_ns": 0},
     ],
     ids=lambda o: ",".join(f"{k}={v}" for k, v in o.items()),
 )
