@@ -194,13 +194,11 @@ TILES_OF_FEW_ROWS = ((64, 128, 64), (64, 64, 128))  # for up to 64 rows
 MIN_WAVE = 0.9  # of the programs: as many tiles of the own shard a tile size must give, else the next is taken
 MAX_STAGES = 8
 CHUNK_ROWS, CHUNK_K = 128, 4096  # of a shard, under one flag: each costs the loads a look at it, some 0.1 us
-# What one multiprocessor of an H200 reached in these products; the part of the own shard's time to push it in, and the
-# rate at which to push at least. Stores that come as fast as the link takes them (some 360 bytes a nanosecond) hold up
-# the loads of the same multiprocessor; later ones keep the peers waiting. All measured.
+# What one multiprocessor of an H200 reached in these products, and the part of the own shard's time to push it in: the
+# faster, the more the link holds up the loads, the slower, the longer the peers wait. All measured.
 FLOP_PER_NS = 6000
 BYTES_PER_NS = 115
 PUSH_TIME = 0.6
-PUSH_BYTES_PER_NS = 150
 
 
 def choose(problem: Problem, programs: int = 132, **overrides: int) -> CudaConfig:
@@ -229,14 +227,14 @@ def choose(problem: Problem, programs: int = 132, **overrides: int) -> CudaConfi
 
 
 def _pace(problem: Problem, config: CudaConfig, programs: int) -> int:
-    """Nanoseconds from one push unit to the next: all in PUSH_TIME of the own shard's products, or sooner."""
+    """Nanoseconds from one push unit to the next, so that all take PUSH_TIME of the own shard's products."""
+    if problem.world == 1:
+        return 0
     tiles_m, tiles_n = config.tiles(problem)
     flop_ns = 2 * config.block_m * config.block_n / FLOP_PER_NS
     bytes_ns = 2 * (config.block_m + config.block_n) / BYTES_PER_NS
     own_ns = max(tiles_m * tiles_n / programs, 1) * problem.k * max(flop_ns, bytes_ns)
-    units = cdiv(problem.m, config.push_m) * cdiv(problem.k, config.push_k)
-    unit_bytes = config.push_m * config.push_k * problem.itemsize * (problem.world - 1)
-    return int(min(PUSH_TIME * own_ns / units, unit_bytes / PUSH_BYTES_PER_NS))
+    return int(PUSH_TIME * own_ns / (cdiv(problem.m, config.push_m) * cdiv(problem.k, config.push_k)))
 
 
 def _depth(block_m: int, block_n: int, block_k: int) -> tuple[int, int]:
