@@ -1,0 +1,95 @@
+"""All ranks of a problem on ``gluon_machine``: launches of the kernel, back to back, and what they computed."""
+
+from functools import partial
+
+import torch
+from gluon_language import load_kernel
+from gluon_machine import Descriptor, Dtype, Memory, Pointer, Scheduler, Word
+
+from agcli.backends.cuda_engine import symmetric_bytes
+from agcli.backends.cuda_tuning import choose
+from agcli.problem import Problem
+
+LIMIT_NS = 500_000  # of the machine's clock: far longer than any wait that ends
+
+
+class Rank:
+    """Memory of one rank, and its operands for every call: elements -1, 0 and 1, so that products are exact."""
+
+    def __init__(self, world, rank, calls):
+        problem, config = world.problem, world.config
+        m, n, k, w = problem.m, problem.n, problem.k, problem.world
+        element = world.element
+        self.rank = rank
+        self.flags_offset, size = symmetric_bytes(problem, config)
+        self.symmetric = torch.zeros((size + 7) // 8 * 8, dtype=torch.uint8)
+        self.base = world.memory.allocate(self.symmetric)
+        self.gathered = self.symmetric[: 2 * w * m * k * 2].view(element.torch).view(2 * w * m, k)
+        self.gathered.fill_(torch.nan)
+        draw = torch.Generator().manual_seed(world.seed * 100 + rank)
+        self.a = [torch.randint(-1, 2, (m, k), generator=draw).to(element.torch) for _ in range(calls)]
+        self.b = [torch.randint(-1, 2, (k, n), generator=draw).to(element.torch) for _ in range(calls)]
+        self.c = [torch.full((w * m, n), torch.nan, dtype=element.torch) for _ in range(calls)]
+        self.epochs = torch.zeros(world.programs, dtype=torch.int32)
+        tiles_m, tiles_n = config.tiles(problem)
+        tiles = w * tiles_m * tiles_n
+        self.halves = torch.full((tiles * 2 * config.block_m * config.block_n,), torch.nan)
+        self.turns = torch.zeros(tiles, dtype=torch.int32)
+        self.error = torch.zeros(1, dtype=torch.int32)
+
+
+class World:
+    """Ranks that call the operator ``calls`` times, with no wait in between but that of their own streams."""
+
+    def __init__(self, problem: Problem, programs: int, seed: int, calls: int = 3, **overrides: int):
+        self.problem, self.programs, self.seed, self.calls = problem, programs, seed, calls
+        self.config = choose(problem, programs, **overrides)
+        self.element = Dtype(torch.bfloat16 if problem.dtype == "bf16" else torch.float16)
+        self.scheduler, self.memory = Scheduler(seed), Memory()
+        self.kernel = load_kernel(self.scheduler, self.memory)
+        self.ranks = [Rank(self, rank, calls) for rank in range(problem.world)]
+        bases = torch.tensor([rank.base for rank in self.ranks])
+        self.bases = Pointer(self.memory.allocate(bases), Dtype(torch.int64))
+        self.absent: set[int] = set()  # ranks that never call
+
+    def _pointer(self, tensor):
+        return Pointer(self.memory.allocate(tensor), Dtype(tensor.dtype))
+
+    def _arguments(self, rank, call):
+        p, g, element = self.problem, self.config, self.element
+        a, b, c = rank.a[call], rank.b[call], rank.c[call]
+        pointers = [self._pointer(t) for t in (rank.epochs, rank.halves, rank.turns, rank.error)]
+        numbers = (p.m, p.n, p.k, a.stride(0), c.stride(0), rank.rank, p.m * p.k * 2, rank.flags_offset, LIMIT_NS)
+        return (
+            Descriptor(a, g.block_m, g.block_k, element),
+            Descriptor(rank.gathered, g.block_m, g.block_k, element),
+            Descriptor(b, g.block_k, g.block_n, element),
+            Descriptor(c, g.block_m, g.block_n // g.epilogue_parts, element),
+            *(self._pointer(a), self._pointer(c), self.bases, *pointers),
+            *map(Word, numbers),
+            *(g, p.world, p.m % g.block_m == 0),
+        )
+
+    def _stream(self, rank):
+        """The calls of one rank, one after another."""
+        for call in range(self.calls):
+            arguments = self._arguments(rank, call)
+            launch = partial(self.kernel.allgather_gemm_kernel, *arguments)
+            self.scheduler.finish([self.scheduler.spawn(launch, (i, self.programs)) for i in range(self.programs)])
+
+    def run(self):
+        """All calls of all ranks. Raises what the kernel or the machine raises."""
+        for rank in self.ranks:
+            if rank.rank not in self.absent:
+                self.scheduler.spawn(lambda rank=rank: self._stream(rank))
+        self.scheduler.run()
+
+    def wrong(self):
+        """``(rank, call)`` of the results that differ from the fp32 product."""
+        found = []
+        for call in range(self.calls):
+            gathered = torch.cat([rank.a[call] for rank in self.ranks]).float()
+            for rank in self.ranks:
+                if not torch.equal(rank.c[call].float(), gathered @ rank.b[call].float()):
+                    found.append((rank.rank, call))
+        return found
