@@ -3,9 +3,11 @@ the very protocol that GPUs of a host use between them. Two GPUs: the command li
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 TOLERANCE = {"fp16": 2e-3, "bf16": 1.5e-2}  # of the largest element: one rounding, and another order of sums
 WAIT_LIMIT_S = 5.0
+ROOT = Path(__file__).resolve().parents[2]
 cuda: Any = torch.cuda
 
 
@@ -234,6 +237,23 @@ def ag_gemm(*arguments: str) -> subprocess.CompletedProcess[str]:
 )
 def test_verify_passes_on_two_gpus(arguments: tuple[str, ...]) -> None:
     result = ag_gemm("verify", "--backend", "cuda", "--world", "2", *arguments)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@two_gpus
+def test_bench_times_a_preset_on_two_gpus() -> None:
+    result = ag_gemm("bench", "--backend", "cuda", "--world", "2", "--preset", "llama-3-70b/mlp", "--m", "512,2048")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert all(name in result.stdout for name in ("fused", "torch", "gemm"))
+
+
+@two_gpus
+def test_ranks_delayed_at_random_agree_with_the_reference() -> None:
+    command = [sys.executable, "benchmarks/cuda.py", "--check", "--repeats", "4"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT, env=environment
+    )
     assert result.returncode == 0, result.stdout + result.stderr
 
 
