@@ -1,9 +1,9 @@
-"""The CUDA kernel itself, on the CPU: every rank, every program and every partition of it, in many schedules."""
+"""The CUDA kernels themselves, on the CPU: every rank, every program and every partition of it, in many schedules."""
 
 import pytest
 import torch
-from gluon_machine import Word
-from gluon_world import World
+from gpu_machine import Word
+from gpu_world import World
 
 from agcli.problem import Problem, cdiv
 
@@ -49,6 +49,31 @@ def test_every_rank_gets_the_product_of_every_call(case, seed):
     assert [rank.epochs.tolist() for rank in world.ranks] == [[world.calls] * programs] * problem.world
     assert not any(rank.error.item() for rank in world.ranks)
     assert not any(rank.turns.any() for rank in world.ranks)
+
+
+ODD = [
+    (Problem(70, 41, 75, 2), 2, {"chunk_k": 256}),
+    (Problem(1, 1, 1, 3, "bf16"), 2, {}),
+    (Problem(130, 130, 100, 2), 3, {"push_k": 32, "block_k": 32, "chunk_k": 32}),
+]
+
+
+@pytest.mark.parametrize("case", ODD, ids=case_id)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_kernel_with_addresses_takes_any_size(case, seed):
+    problem, programs, overrides = case
+    world = World(problem, programs, seed, **overrides)
+    world.without_tma.update(range(problem.world))
+    world.run()
+    assert world.wrong() == []
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_ranks_may_differ_in_the_kernel_they_launch(seed):
+    world = World(Problem(70, 40, 72, 2), 2, seed)
+    world.without_tma.add(1)
+    world.run()
+    assert world.wrong() == []
 
 
 def test_pushes_keep_their_pace():
@@ -104,7 +129,7 @@ def test_without_any_of_its_waits_the_kernel_is_wrong(fault, case):
 
     def found(seed):
         world = World(problem, programs, seed, **overrides)
-        fault(world.kernel)
+        fault(world.described)
         world.run()
         return bool(world.wrong())
 

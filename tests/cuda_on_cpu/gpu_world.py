@@ -1,10 +1,10 @@
-"""All ranks of a problem on ``gluon_machine``: launches of the kernel, back to back, and what they computed."""
+"""All ranks of a problem on ``gpu_machine``: launches of the kernel, back to back, and what they computed."""
 
 from functools import partial
 
 import torch
-from gluon_language import load_kernel
-from gluon_machine import Descriptor, Dtype, Memory, Pointer, Scheduler, Word
+from gpu_language import load_kernel
+from gpu_machine import Descriptor, Dtype, Memory, Pointer, Scheduler, Word
 
 from agcli.backends.cuda_engine import symmetric_bytes
 from agcli.backends.cuda_tuning import choose
@@ -46,35 +46,51 @@ class World:
         self.config = choose(problem, programs, **overrides)
         self.element = Dtype(torch.bfloat16 if problem.dtype == "bf16" else torch.float16)
         self.scheduler, self.memory = Scheduler(seed), Memory()
-        self.kernel = load_kernel(self.scheduler, self.memory)
+        self.described = load_kernel("allgather_gemm_cuda", self.scheduler, self.memory)
+        self.addressed = load_kernel("allgather_gemm_cuda_any", self.scheduler, self.memory)
         self.ranks = [Rank(self, rank, calls) for rank in range(problem.world)]
         bases = torch.tensor([rank.base for rank in self.ranks])
         self.bases = Pointer(self.memory.allocate(bases), Dtype(torch.int64))
         self.absent: set[int] = set()  # ranks that never call
+        self.without_tma: set[int] = set()  # ranks that launch the kernel with addresses
 
     def _pointer(self, tensor):
         return Pointer(self.memory.allocate(tensor), Dtype(tensor.dtype))
 
-    def _arguments(self, rank, call):
+    def _numbers(self, rank, *strides):
+        p = self.problem
+        numbers = (p.m, p.n, p.k, *strides, rank.rank, p.m * p.k * 2, rank.flags_offset, LIMIT_NS)
+        return map(Word, numbers)
+
+    def _described(self, rank, a, b, c):
+        """A launch of the kernel with tensor descriptors."""
         p, g, element = self.problem, self.config, self.element
-        a, b, c = rank.a[call], rank.b[call], rank.c[call]
-        pointers = [self._pointer(t) for t in (rank.epochs, rank.halves, rank.turns, rank.error)]
-        numbers = (p.m, p.n, p.k, a.stride(0), c.stride(0), rank.rank, p.m * p.k * 2, rank.flags_offset, LIMIT_NS)
-        return (
+        return partial(
+            self.described.allgather_gemm_kernel,
             Descriptor(a, g.block_m, g.block_k, element),
             Descriptor(rank.gathered, g.block_m, g.block_k, element),
             Descriptor(b, g.block_k, g.block_n, element),
             Descriptor(c, g.block_m, g.block_n // g.epilogue_parts, element),
-            *(self._pointer(a), self._pointer(c), self.bases, *pointers),
-            *map(Word, numbers),
+            *(self._pointer(a), self._pointer(c), self.bases),
+            *map(self._pointer, (rank.epochs, rank.halves, rank.turns, rank.error)),
+            *self._numbers(rank, a.stride(0), c.stride(0)),
             *(g, p.world, p.m % g.block_m == 0),
+        )
+
+    def _addressed(self, rank, a, b, c):
+        """A launch of the kernel with pointers."""
+        return partial(
+            self.addressed.allgather_gemm_any_kernel,
+            *(*map(self._pointer, (a, b, c)), self.bases, self._pointer(rank.epochs), self._pointer(rank.error)),
+            *self._numbers(rank, *a.stride(), *b.stride(), *c.stride()),
+            *(self.config, self.problem.world, 64, 128, 32),
         )
 
     def _stream(self, rank):
         """The calls of one rank, one after another."""
-        for call in range(self.calls):
-            arguments = self._arguments(rank, call)
-            launch = partial(self.kernel.allgather_gemm_kernel, *arguments)
+        make = self._addressed if rank.rank in self.without_tma else self._described
+        for operands in zip(rank.a, rank.b, rank.c):
+            launch = make(rank, *operands)
             self.scheduler.finish([self.scheduler.spawn(launch, (i, self.programs)) for i in range(self.programs)])
 
     def run(self):

@@ -1,4 +1,4 @@
-"""What the CUDA kernel imports of Gluon, for ``gluon_machine``: the kernel's module is loaded with these instead."""
+"""What the CUDA kernels import of Triton and Gluon, for ``gpu_machine``: their modules load with these instead."""
 
 import importlib.util
 import sys
@@ -8,9 +8,9 @@ from types import ModuleType, SimpleNamespace
 from unittest import mock
 
 import torch
-from gluon_machine import Barrier, Block, Dtype, Lanes, Memory, Pointer, PointerType, Scheduler, Tile, Word
+from gpu_machine import Barrier, Block, Dtype, Lanes, Memory, Pointer, PointerType, Scheduler, Tile, Word
 
-KERNEL = Path(__file__).resolve().parents[2] / "agcli" / "kernels" / "allgather_gemm_cuda.py"
+KERNELS = Path(__file__).resolve().parents[2] / "agcli" / "kernels"
 
 
 class Constexpr:
@@ -37,7 +37,7 @@ class Language:
     def num_programs(self, axis):
         return Word(self.scheduler.current.program[1])
 
-    def load(self, pointer, mask=None):
+    def load(self, pointer, mask=None, other=0.0):
         self.scheduler.pause()
         return self.memory.read(pointer, mask)
 
@@ -60,11 +60,10 @@ class Language:
         return old
 
     def inline_asm(self, asm, constraints, arguments, dtype, is_pure, pack):
-        """The kernel's three pieces of PTX, told by what they do."""
+        """The kernels' three pieces of PTX, told by what they do."""
         if not arguments:
             return Word(self.scheduler.clock)
         if "ld.acquire.sys" in asm:
-            assert "fence.proxy.async" in asm  # TMA reads next what ordinary stores wrote
             address, target, limit_ns = arguments
             late = self.scheduler.clock + limit_ns
             word = Pointer(address, self.int32)
@@ -125,63 +124,91 @@ class Language:
         self.scheduler.finish([self.scheduler.spawn(partial(f, *args)) for f, args in partitions])
 
     # -- modules -------------------------------------------------------------------------------------------------
-    def modules(self):
-        """What the kernel imports, by name."""
+    def _common(self):
+        """What Triton's language and Gluon's have alike."""
+        return {
+            "constexpr": Constexpr,
+            "float32": Dtype(torch.float32),
+            "int32": self.int32,
+            "int64": Dtype(torch.int64),
+            "pointer_type": PointerType,
+            "arange": lambda begin, end, layout=None: torch.arange(begin, end).as_subclass(Lanes),
+            "cdiv": lambda a, b: Word(-(-int(a) // int(b))),
+            "static_range": word_range,
+            "program_id": self.program_id,
+            "num_programs": self.num_programs,
+            "load": self.load,
+            "store": self.store,
+            "atomic_add": self.atomic_add,
+            "inline_asm_elementwise": self.inline_asm,
+        }
 
-        def jit(function=None, **options):
-            return function if function is not None else lambda f: f
+    def _triton(self):
+        """``triton.language``."""
+        return self._common() | {
+            "debug_barrier": nothing,
+            "full": lambda shape, value, dtype: Word(value),
+            "zeros": lambda shape, dtype: torch.zeros(shape).as_subclass(Lanes),
+            "dot": lambda a, b, acc: acc + a.float() @ b.float(),
+        }
 
-        def nothing(*args, **options):
-            return None
+    def _gluon(self):
+        """``triton.experimental.gluon.language``."""
+        return self._common() | {
+            "SliceLayout": nothing,
+            "BlockedLayout": nothing,
+            "NVMMADistributedLayout": nothing,
+            "zeros": lambda shape, dtype, layout: Block(torch.zeros(shape)),
+            "multiple_of": lambda value, multiple: value,
+            "barrier": nothing,  # among the warps of a partition, which are one task here
+            "allocate_shared_memory": self.allocate,
+            "warp_specialize": self.warp_specialize,
+        }
 
-        gl = ModuleType("triton.experimental.gluon.language")
-        gl.__dict__.update(
-            constexpr=Constexpr,
-            float32=Dtype(torch.float32),
-            int32=self.int32,
-            int64=Dtype(torch.int64),
-            pointer_type=PointerType,
-            SliceLayout=nothing,
-            BlockedLayout=nothing,
-            NVMMADistributedLayout=nothing,
-            arange=lambda begin, end, layout: torch.arange(begin, end).as_subclass(Lanes),
-            zeros=lambda shape, dtype, layout: Block(torch.zeros(shape)),
-            cdiv=lambda a, b: Word(-(-int(a) // int(b))),
-            multiple_of=lambda value, multiple: value,
-            static_range=word_range,
-            barrier=nothing,  # among the warps of a partition, which are one task here
-            program_id=self.program_id,
-            num_programs=self.num_programs,
-            load=self.load,
-            store=self.store,
-            atomic_add=self.atomic_add,
-            inline_asm_elementwise=self.inline_asm,
-            allocate_shared_memory=self.allocate,
-            warp_specialize=self.warp_specialize,
-        )
-        hopper = ModuleType("triton.experimental.gluon.language.nvidia.hopper")
-        hopper.__dict__.update(
-            fence_async_shared=nothing,
-            mbarrier=SimpleNamespace(
+    def _hopper(self):
+        """``triton.experimental.gluon.language.nvidia.hopper``."""
+        return {
+            "fence_async_shared": nothing,
+            "mbarrier": SimpleNamespace(
                 MBarrierLayout=BarrierLayout,
                 init=lambda barrier, count: barrier.init(count),
                 expect=lambda barrier, nbytes: barrier.change(1, nbytes),
                 wait=self.wait,
                 arrive=self.arrive,
             ),
-            tma=SimpleNamespace(async_load=self.tma_load, async_store=self.tma_store, store_wait=self.store_wait),
-            warpgroup_mma=self.mma,
-            warpgroup_mma_wait=self.mma_wait,
-        )
-        gluon = ModuleType("triton.experimental.gluon")
-        gluon.__dict__.update(jit=jit, language=gl)
-        parents = {name: ModuleType(name) for name in ("triton", "triton.experimental")}
-        return parents | {
-            "triton.experimental.gluon": gluon,
-            gl.__name__: gl,
-            f"{gl.__name__}.nvidia": ModuleType(f"{gl.__name__}.nvidia"),
-            hopper.__name__: hopper,
+            "tma": SimpleNamespace(async_load=self.tma_load, async_store=self.tma_store, store_wait=self.store_wait),
+            "warpgroup_mma": self.mma,
+            "warpgroup_mma_wait": self.mma_wait,
         }
+
+    def modules(self):
+        """What the kernels import, by name."""
+        language = "triton.experimental.gluon.language"
+        contents = {
+            "triton": {"jit": jit},
+            "triton.language": self._triton(),
+            "triton.experimental": {},
+            "triton.experimental.gluon": {"jit": jit},
+            language: self._gluon(),
+            f"{language}.nvidia": {},
+            f"{language}.nvidia.hopper": self._hopper(),
+        }
+        found = {name: ModuleType(name) for name in contents}
+        for name, module in found.items():
+            module.__dict__.update(contents[name])
+            parent, _, child = name.rpartition(".")
+            if parent:
+                setattr(found[parent], child, module)
+        return found
+
+
+def jit(function=None, **options):
+    """``triton.jit`` and ``gluon.jit``: the function itself."""
+    return function if function is not None else lambda f: f
+
+
+def nothing(*arguments, **options):
+    """What has no effect here."""
 
 
 def word_range(*bounds):
@@ -189,9 +216,9 @@ def word_range(*bounds):
     return map(Word, range(*bounds))
 
 
-def load_kernel(scheduler, memory):
-    """The kernel's module, on this machine."""
-    spec = importlib.util.spec_from_file_location("kernel_on_the_cpu", KERNEL)
+def load_kernel(name, scheduler, memory):
+    """The module of a kernel, ``agcli/kernels/<name>.py``, on this machine."""
+    spec = importlib.util.spec_from_file_location(f"{name}_on_the_cpu", KERNELS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     module.range = word_range
     with mock.patch.dict(sys.modules, Language(scheduler, memory).modules()):

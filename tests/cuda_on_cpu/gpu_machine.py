@@ -249,10 +249,13 @@ class Descriptor:
 
 
 class Lanes(torch.Tensor):
-    """Offsets of the elements of a block; ``+=`` makes a new one, as in Triton."""
+    """A block of numbers; ``+=`` makes a new one, as in Triton."""
 
     def __iadd__(self, other):
         return self + other
+
+    def to(self, dtype):
+        return super().to(dtype.torch)
 
 
 class Block:
