@@ -207,8 +207,11 @@ def agreed(path: Path, backend: Backend, problem: Problem, chip: Chip | None, gr
     if "fault" in said:
         raise UsageError(said["fault"])
     choice = Choice(**said["choice"])
+    check_extra = getattr(backend, "check_extra", None)
     try:
-        choice.plan(problem, chip)
-    except (UsageError, TypeError) as error:  # TypeError: no field of KernelConfig, or not a number
+        plan = choice.plan(problem, chip)
+        if check_extra is not None:
+            check_extra(plan, choice.extra)
+    except (UsageError, TypeError) as error:  # TypeError: no field of the configuration, or not a number
         return Choice(), f"{said['text']}; it does not fit this problem ({error}); defaults used"
     return choice, said["text"]

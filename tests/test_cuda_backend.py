@@ -8,7 +8,7 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -16,17 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agcli.backends.cuda import CudaBackend, block_overrides, has_gluon, visible_devices
+from agcli.backends.cuda_space import candidates
 from agcli.backends.cuda_tuning import (
     SMEM_LIMIT_BYTES,
-    CudaConfig,
     choose,
     enters_chunk,
     k_step,
+    push_every_ns,
     push_unit,
     work_item,
 )
 from agcli.errors import UsageError
-from agcli.problem import KernelConfig, Problem, cdiv
+from agcli.problem import KernelConfig, Problem, cdiv, make_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = [
@@ -80,19 +81,17 @@ def test_finish_without_start_does_nothing() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("world", [1, 2, 8])
-def test_choose_fits_shared_memory_and_covers_k_and_m(shape: tuple[int, int, int], world: int) -> None:
-    problem = Problem(*shape, world)
-    config = choose(problem)
-    assert config.smem_bytes <= SMEM_LIMIT_BYTES
-    rows, cols = config.chunks(problem)
-    assert rows * config.chunk_m >= problem.m
-    assert cols * config.chunk_k >= problem.k
+def test_flags_cover_whole_tiles_and_whole_units(shape: tuple[int, int, int], world: int) -> None:
+    config = choose(Problem(*shape, world))
+    assert config.chunk_m % config.block_m == config.chunk_m % config.push_m == 0
+    assert config.chunk_k % config.block_k == config.chunk_k % config.push_k == 0
 
 
 def test_choose_narrows_tiles_until_the_own_shard_fills_the_gpu() -> None:
     chosen = [choose(Problem(m, 4096, 4096, 2)) for m in (128, 256, 512, 1024)]
     assert [(c.block_m, c.block_n) for c in chosen] == [(64, 64), (128, 64), (128, 128), (128, 256)]
     assert [c.stages for c in chosen] == [6, 8, 6, 3]
+    assert [c.epilogue_parts for c in chosen] == [2, 1, 1, 1]
 
 
 def test_overrides_win_over_the_tuning() -> None:
@@ -118,21 +117,64 @@ def test_pushes_are_spread_over_part_of_the_own_products() -> None:
     config = choose(problem)
     units = 1024 * 4096 // (config.push_m * config.push_k)
     own_ns = 2 * 1024 * 4096 * 4096 / (132 * 6000)  # 128 tiles on 132 multiprocessors: 1.03 times that
-    assert 0.5 < config.push_every_ns * units / own_ns < 0.65
+    assert 0.5 < push_every_ns(problem, config, 132) * units / own_ns < 0.65
+
+
+@pytest.mark.parametrize(
+    "shape", [*SHAPES, (16, 4096, 4096), (64, 4096, 4096), (129, 4096, 4096), (1024, 4096, 4352)], ids=str
+)
+def test_units_beyond_the_shard_do_not_delay_a_flag(shape: tuple[int, int, int]) -> None:
+    problem = Problem(*shape, 2)
+    config = choose(problem)
+    tiles_m, tiles_n = config.tiles(problem)
+    # The slowest that a tile may go, by the bytes it reads or by its products: see push_every_ns.
+    tile_ns = problem.k * max(2 * config.block_m * config.block_n / 6000, 2 * (config.block_m + config.block_n) / 115)
+    chunks_m, chunks_k = config.chunks(problem)
+    last_ns = (chunks_m * chunks_k * config.units_per_chunk - 1) * push_every_ns(problem, config, 132)
+    assert last_ns <= 0.6 * tile_ns * max(tiles_m * tiles_n / 132, 1)
+
+
+def test_a_split_of_k_halves_the_time_to_push_in_where_it_halves_a_wave() -> None:
+    problem = Problem(128, 4096, 4096, 2)  # 32 tiles of 128 x 128
+    whole, split = (choose(problem, block_m=128, block_n=128, block_k=64, split_k=split) for split in (1, 2))
+    assert push_every_ns(problem, split, 132) == push_every_ns(problem, whole, 132) // 2
 
 
 def test_pushes_are_not_paced_without_peers_and_as_asked() -> None:
-    assert choose(Problem(1024, 4096, 4096, 1)).push_every_ns == 0
-    assert choose(Problem(1024, 4096, 4096, 2), push_every_ns=0).push_every_ns == 0
-    assert choose(Problem(1024, 4096, 4096, 2), push_every_ns=7).push_every_ns == 7
+    problem = Problem(1024, 4096, 4096, 2)
+    assert push_every_ns(replace(problem, world=1), choose(problem), 132) == 0
+    assert push_every_ns(problem, choose(problem, push_percent=0), 132) == 0
+    full, half = (push_every_ns(problem, choose(problem, push_percent=percent), 132) for percent in (100, 50))
+    assert full // 2 == half > 0
 
 
 @pytest.mark.parametrize("blocks", list(itertools.product((64, 128), (16, 64, 256), (16, 64, 128))), ids=str)
 def test_stages_are_as_many_as_fit_the_blocks_asked_for(blocks: tuple[int, int, int]) -> None:
     block_m, block_n, block_k = blocks
     config = choose(Problem(4096, 4096, 4096, 2), block_m=block_m, block_n=block_n, block_k=block_k)
-    assert config.stages >= 2
     assert (config.block_m, config.block_n, config.block_k) == blocks
+    if config.stages < 8:
+        with pytest.raises(UsageError, match="bytes of shared memory"):
+            replace(config, stages=config.stages + 1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_candidate_asks_for_more_registers_than_there_are(shape: tuple[int, int, int]) -> None:
+    problem = Problem(*shape, 2)
+    for choice in candidates(problem):
+        config = choose(problem, **choice.extra)
+        # Warps that push and load go by fours.
+        threads = (config.warps + cdiv(config.push_warps + 1, 4) * 4) * 32
+        assert threads * config.max_registers <= 65536
+
+
+def test_a_choice_for_another_shape_is_checked_against_this_one() -> None:
+    plan = make_plan(Problem(1024, 4096, 4096, 2), KernelConfig(), None)
+    CudaBackend().check_extra(plan, {"group_m": 4})
+    with pytest.raises(UsageError, match="bytes of shared memory"):
+        CudaBackend().check_extra(plan, {"stages": 4})  # as at M = 512, where tiles are half as wide
+    with pytest.raises(TypeError):
+        CudaBackend().check_extra(plan, {"push_every_ns": 20})
 
 
 def test_blocks_of_the_command_line_become_overrides() -> None:
@@ -146,7 +188,14 @@ def test_blocks_of_the_command_line_become_overrides() -> None:
         ({"block_m": 256}, "block_m must be 64 or 128"),
         ({"block_n": 96}, "block_n must be a power of two"),
         ({"block_k": 512}, "bytes of shared memory"),
-        ({"split_k": 3}, "split_k must be 1 or 2"),
+        ({"split_k": 3}, "split_k must be one of 1, 2, got 3"),
+        ({"push_warps": 4}, "push_warps must be one of 1, 2, got 4"),
+        ({"epilogue_parts": 3}, "epilogue_parts must be one of 1, 2, 4, got 3"),
+        ({"epilogue_parts": 0}, "epilogue_parts must be one of"),
+        ({"block_n": 16, "epilogue_parts": 4}, "under 16 columns each"),
+        ({"stages": 1}, "stages must be at least 2, got 1"),
+        ({"group_m": 0}, "group_m must be at least 1, got 0"),
+        ({"push_percent": -5}, "push_percent must be at least 0, got -5"),
         ({"chunk_k": 100}, "chunk_k must be a multiple of"),
     ],
 )
@@ -330,8 +379,3 @@ def test_the_model_finds_planted_faults(fault: dict[str, int]) -> None:
         return False
 
     assert any(found(seed) for seed in range(200))
-
-
-def test_as_many_units_in_every_chunk() -> None:
-    config = CudaConfig(chunk_m=128, chunk_k=512, push_m=16, push_k=256)
-    assert config.units_per_chunk == cdiv(128, 16) * cdiv(512, 256)

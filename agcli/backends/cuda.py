@@ -125,6 +125,12 @@ class CudaBackend:
 
         return candidates(problem)
 
+    def check_extra(self, plan: Plan, extra: dict[str, Any]) -> None:
+        """Raise UsageError or TypeError if a choice of ``tuning_space`` for another problem cannot run this plan."""
+        from agcli.backends.cuda_tuning import choose
+
+        choose(plan.problem, **block_overrides(plan.config) | extra)
+
     # -- called in a rank ----------------------------------------------------------------------------------------
     def start(self, ctx: RankContext) -> None:
         """Select the GPU, join or create the NCCL group. Collective."""

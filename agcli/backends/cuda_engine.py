@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agcli.backends.cuda_tuning import CudaConfig
+from agcli.backends.cuda_tuning import CudaConfig, push_every_ns
 from agcli.errors import EnvironmentFault
 from agcli.problem import cdiv
 
@@ -146,7 +146,8 @@ class CudaEngine:
         data = memory.local[: 2 * problem.world * self._shard_bytes]
         self._gathered = data.view(self.dtype).view(2 * problem.world * problem.m, problem.k)
         self._bases = torch.tensor(memory.bases, dtype=torch.int64, device=device)
-        self._epochs = torch.zeros(self._programs, dtype=torch.int32, device=device)
+        # Of each program the number of calls, and behind them whether one waited in vain.
+        self._epochs = torch.zeros(2 * self._programs, dtype=torch.int32, device=device)
         # Pinned, so that the host sees what a kernel reports without waiting for it; read there by every call, and a
         # look at a tensor costs a tenth of a call.
         self._error = torch.zeros(1, dtype=torch.int32, pin_memory=True)
@@ -223,6 +224,7 @@ class CudaEngine:
                 self._shard_bytes,
                 self._flags_offset,
                 self._limit_ns,
+                push_every_ns(p, g, self._programs),
             ),
             *(g, p.world, p.m % g.block_m == 0),
         )

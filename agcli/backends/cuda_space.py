@@ -1,4 +1,4 @@
-"""What ``tune`` may vary of the CUDA kernel: tiles, ring depth, split of K, push units, arrival chunks. Pure."""
+"""What ``tune`` may vary of the CUDA kernel: tiles, ring depth, split of K, pushes and their pace, chunks. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ AXES: dict[str, tuple[int, ...]] = {
     "block_m": (64, 128),
     "stages": (3, 4, 5, 6),
     "split_k": (1, 2),
-    "push_every_ns": (0, 20, 40, 80),
+    "push_percent": (0, 30, 60, 100),
     "chunk_k": (512, 1024, 2048, 4096),
     "chunk_m": (128, 256, 512),
     "group_m": (4, 8, 16),
-    "push_warps": (1, 2, 4),
+    "push_warps": (1, 2),
     "push_m": (16, 32),
     "epilogue_parts": (1, 2, 4),
     "block_k": (64, 128),

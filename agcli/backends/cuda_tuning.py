@@ -7,7 +7,7 @@ block_n`` elements of C. A *chunk* is ``chunk_m x chunk_k`` elements of a shard 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agcli.errors import UsageError
 from agcli.problem import Problem, cdiv
@@ -77,7 +77,7 @@ class CudaConfig:
     push_m: int = 16
     push_k: int = 256
     push_warps: int = 2
-    push_every_ns: int = 0
+    push_percent: int = 60
 
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n", "block_k", "push_m", "push_k"):
@@ -94,10 +94,14 @@ class CudaConfig:
         ):
             if getattr(self, outer) < 1 or getattr(self, outer) % getattr(self, inner):
                 raise UsageError(f"{outer} must be a multiple of {inner}, got {getattr(self, outer)}")
-        if self.split_k not in (1, 2):
-            raise UsageError(
-                f"split_k must be 1 or 2 (the sum of two halves does not depend on their order), got {self.split_k}"
-            )
+        for name, choices in (("split_k", (1, 2)), ("push_warps", (1, 2)), ("epilogue_parts", (1, 2, 4))):
+            if getattr(self, name) not in choices:
+                raise UsageError(f"{name} must be one of {', '.join(map(str, choices))}, got {getattr(self, name)}")
+        if self.block_n // self.epilogue_parts < 16:
+            raise UsageError(f"{self.epilogue_parts} epilogue parts of {self.block_n} columns: under 16 columns each")
+        for name, least in (("stages", 2), ("group_m", 1), ("push_percent", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.smem_bytes > SMEM_LIMIT_BYTES:
             raise UsageError(
                 f"tiles need {self.smem_bytes} bytes of shared memory, {SMEM_LIMIT_BYTES} available; lower --block-*"
@@ -115,7 +119,7 @@ class CudaConfig:
 
     @property
     def smem_bytes(self) -> int:
-        """Bytes of shared memory: the ring of A and B tiles, and the two staging buffers of the epilogue."""
+        """Bytes of shared memory: the ring of A and B tiles, the staging buffers of the epilogue, barriers."""
         return smem_bytes(self.block_m, self.block_n, self.block_k, self.stages, self.epilogue_parts)
 
     @property
@@ -194,11 +198,10 @@ TILES_OF_FEW_ROWS = ((64, 128, 64), (64, 64, 128))  # for up to 64 rows
 MIN_WAVE = 0.9  # of the programs: as many tiles of the own shard a tile size must give, else the next is taken
 MAX_STAGES = 8
 CHUNK_ROWS, CHUNK_K = 128, 4096  # of a shard, under one flag: each costs the loads a look at it, some 0.1 us
-# What one multiprocessor of an H200 reached in these products, and the part of the own shard's time to push it in: the
-# faster, the more the link holds up the loads, the slower, the longer the peers wait. All measured.
+# What one multiprocessor of an H200 reached in these products, two ranks. How long the pushes take goes by it: the
+# faster, the more the link holds up the loads, the slower, the longer the peers wait.
 FLOP_PER_NS = 6000
 BYTES_PER_NS = 115
-PUSH_TIME = 0.6
 
 
 def choose(problem: Problem, programs: int = 132, **overrides: int) -> CudaConfig:
@@ -220,21 +223,20 @@ def choose(problem: Problem, programs: int = 132, **overrides: int) -> CudaConfi
         "chunk_m": max(CHUNK_ROWS, blocks["block_m"], unit_m),
         "chunk_k": min(max(CHUNK_K, step_k), cdiv(problem.k, step_k) * step_k),
     }
-    chosen = CudaConfig(**config | overrides)
-    if "push_every_ns" in overrides:
-        return chosen
-    return replace(chosen, push_every_ns=_pace(problem, chosen, programs))
+    return CudaConfig(**config | overrides)
 
 
-def _pace(problem: Problem, config: CudaConfig, programs: int) -> int:
-    """Nanoseconds from one push unit to the next, so that all take PUSH_TIME of the own shard's products."""
+def push_every_ns(problem: Problem, config: CudaConfig, programs: int) -> int:
+    """Nanoseconds from one push unit of a rank to its next, so that all take ``push_percent`` of the own products."""
     if problem.world == 1:
         return 0
     tiles_m, tiles_n = config.tiles(problem)
     flop_ns = 2 * config.block_m * config.block_n / FLOP_PER_NS
     bytes_ns = 2 * (config.block_m + config.block_n) / BYTES_PER_NS
-    own_ns = max(tiles_m * tiles_n / programs, 1) * problem.k * max(flop_ns, bytes_ns)
-    return int(PUSH_TIME * own_ns / (cdiv(problem.m, config.push_m) * cdiv(problem.k, config.push_k)))
+    waves = max(tiles_m * tiles_n * config.split_k / programs, 1)
+    own_ns = waves * problem.k / config.split_k * max(flop_ns, bytes_ns)
+    chunks_m, chunks_k = config.chunks(problem)
+    return int(config.push_percent / 100 * own_ns / (chunks_m * chunks_k * config.units_per_chunk))
 
 
 def _depth(block_m: int, block_n: int, block_k: int) -> tuple[int, int]:
@@ -242,8 +244,9 @@ def _depth(block_m: int, block_n: int, block_k: int) -> tuple[int, int]:
 
     But two for 64 rows: all that is left to do after their last step is the epilogue, and pieces of it overlap.
     """
+    least_parts = 2 if block_m == 64 and block_n >= 32 else 1
     for least in (3, 2):
-        for parts in (1, 2, 4) if block_m > 64 else (2, 4):
+        for parts in (least_parts, 2, 4):
             for stages in range(MAX_STAGES, least - 1, -1):
                 if smem_bytes(block_m, block_n, block_k, stages, parts) <= SMEM_LIMIT_BYTES:
                     return stages, parts

@@ -63,19 +63,19 @@ def _wait_until(due_ns):
 
 @gluon.jit
 def _push(
-    a_ptr, bases_ptr, epochs_ptr, M, K, a_stride, shard_bytes, rank, flags_offset, chunks_m, chunks_k,
+    a_ptr, bases_ptr, epochs_ptr, M, K, a_stride, shard_bytes, rank, flags_offset, push_every_ns, chunks_m, chunks_k,
     C: gl.constexpr, WORLD: gl.constexpr,
 ):  # fmt: skip
     """Copy this program's units of the own shard into every peer's slot of this call, and count them up there.
 
-    Unit u is stored no sooner than ``u * C.push_every_ns`` after the start: stores that come faster than the link takes
+    Unit u is stored no sooner than ``u * push_every_ns`` after the start: stores that come faster than the link takes
     them hold up the loads of the same multiprocessor.
     """
     began = _now()
     dtype: gl.constexpr = a_ptr.dtype.element_ty
     lanes_k: gl.constexpr = min(32, C.push_k // 8)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes_k, lanes_k], [C.push_warps, 1], [1, 0])
-    pass_rows: gl.constexpr = min(C.push_m, PASS_ROWS)  # at a time, for all it loads is in registers
+    pass_rows: gl.constexpr = PASS_ROWS  # at a time, for all it loads is in registers
     passes: gl.constexpr = C.push_m // pass_rows
     units = chunks_m * chunks_k * C.units_per_chunk
     epoch = gl.load(epochs_ptr + gl.program_id(0)) + 1
@@ -94,7 +94,7 @@ def _push(
             source = a_ptr + first_row.to(gl.int64) * stride + first_col
             values = gl.load(source + (rows[:, None] * stride + cols[None, :]), mask=mask)
             if i == 0:
-                _wait_until(began + unit * C.push_every_ns)
+                _wait_until(began + push_every_ns.to(gl.int64) * unit)
             offset = first_row.to(gl.int64) * width + first_col
             offsets = rows[:, None] * width + cols[None, :]
             slot = ((epoch & 1) * WORLD + rank) * shard_bytes.to(gl.int64)
@@ -118,7 +118,8 @@ def _load(
 ):  # fmt: skip
     """Fetch the A and B tiles of this program's work items into the ring, waiting where a peer's chunk begins.
 
-    Every other item goes down K rather than up: what the item before read last, L2 still holds.
+    Every other item goes down K rather than up: what the item before read last, L2 still holds. After the first wait in
+    vain there are no others, in this launch and those that follow.
     """
     tiles_m = gl.cdiv(M, C.block_m)
     tiles_n = gl.cdiv(N, C.block_n)
@@ -134,9 +135,10 @@ def _load(
         last = (part + 1) * steps // C.split_k
         a_row = row * C.block_m
         target = 0
-        flags = (gl.program_id(0) * 0).to(gl.int64)
+        flags = (gl.program_id(0) * 0).to(gl.int64)  # a tensor, as both branches must leave one
         if source != rank:  # only then: the own shard need not wait for the epoch to be loaded
             epoch = gl.load(epochs_ptr + gl.program_id(0)) + 1
+            failed |= gl.load(epochs_ptr + gl.num_programs(0) + gl.program_id(0))
             target = epoch * C.units_per_chunk
             chunk = source * (chunks_m * chunks_k) + (a_row // C.chunk_m) * chunks_k
             flags = gl.load(bases_ptr + rank) + flags_offset + chunk * 4
@@ -154,6 +156,7 @@ def _load(
                     failed = _wait_for(flags + step * C.block_k // C.chunk_k * 4, target, limit_ns)
                     if failed != 0:
                         gl.store(error_ptr, 1 + source)
+                        gl.store(epochs_ptr + gl.num_programs(0) + gl.program_id(0), 1)
                 _tma_load(gathered_desc, [a_row, step * C.block_k], bar, a_ring.index(stage))
             stage += 1
             if stage == C.stages:
@@ -272,10 +275,10 @@ def _multiply(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["rank"])
+@gluon.jit(do_not_specialize=["rank", "push_every_ns"])
 def allgather_gemm_kernel(
     a_desc, gathered_desc, b_desc, c_desc, a_ptr, c_ptr, bases_ptr, epochs_ptr, partial_ptr, turns_ptr, error_ptr,
-    M, N, K, a_stride, c_stride, rank, shard_bytes, flags_offset, limit_ns,
+    M, N, K, a_stride, c_stride, rank, shard_bytes, flags_offset, limit_ns, push_every_ns,
     C: gl.constexpr, WORLD: gl.constexpr, EVEN_M: gl.constexpr,
 ):  # fmt: skip
     """``C = all_gather(A) @ B`` in one persistent launch."""
@@ -300,7 +303,7 @@ def allgather_gemm_kernel(
         [
             (_multiply, (c_desc, c_ptr, c_stage, a_ring, b_ring, full, empty, partial_ptr, turns_ptr, M, N, K,
                          c_stride, rank, C, WORLD, EVEN_M)),
-            (_push, (a_ptr, bases_ptr, epochs_ptr, M, K, a_stride, shard_bytes, rank, flags_offset,
+            (_push, (a_ptr, bases_ptr, epochs_ptr, M, K, a_stride, shard_bytes, rank, flags_offset, push_every_ns,
                      chunks_m, chunks_k, C, WORLD)),
             (_load, (a_desc, gathered_desc, b_desc, a_ring, b_ring, full, empty, bases_ptr, epochs_ptr, error_ptr,
                      M, N, K, rank, flags_offset, chunks_m, chunks_k, limit_ns, C, WORLD)),

@@ -52,7 +52,7 @@ def allgather_gemm_any_kernel(
 ):  # fmt: skip
     """``C = all_gather(A) @ B``; a ``[M, K]``, b ``[K, N]``, c ``[W * M, N]``, with strides in elements.
 
-    BLOCK_M divides ``C.chunk_m`` and BLOCK_K divides ``C.chunk_k``.
+    BLOCK_M divides ``C.chunk_m``.
     """
     dtype = a_ptr.dtype.element_ty
     chunks_m = tl.cdiv(M, C.chunk_m)
@@ -62,7 +62,7 @@ def allgather_gemm_any_kernel(
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     own = tl.load(bases_ptr + rank)
-    failed = 0
+    failed = tl.load(epochs_ptr + tl.num_programs(0) + tl.program_id(0))  # 1 since a wait in vain
     wide = tl.full([], 1, tl.int64)  # sizes and strides that are 1 are Python integers here and cannot be cast
     for item in range(tl.program_id(0), WORLD * tiles_m * tiles_n, tl.num_programs(0)):
         source, row, col, _ = _work_item(item, tiles_m * tiles_n, tiles_m, tiles_n, rank, WORLD, 1, 8)
@@ -89,6 +89,7 @@ def allgather_gemm_any_kernel(
                     )  # fmt: skip
                     if failed != 0:
                         tl.store(error_ptr, 1 + source)
+                        tl.store(epochs_ptr + tl.num_programs(0) + tl.program_id(0), 1)
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for k in range(0, K, BLOCK_K):
             in_k = ks < K - k

@@ -29,6 +29,7 @@ class Language:
 
     def __init__(self, scheduler: Scheduler, memory: Memory):
         self.scheduler, self.memory = scheduler, memory
+        self.unfenced = {}  # by program: a fence of one does nothing for another's shared memory
 
     # -- scalars, blocks, memory ---------------------------------------------------------------------------------
     def program_id(self, axis):
@@ -50,6 +51,7 @@ class Language:
 
     def atomic_add(self, pointer, value, sem, scope):
         task = self.scheduler.current
+        assert scope == "sys" or self.memory.owner(pointer.address) == task.program[2], "a peer sees no other scope"
         if sem in ("release", "acq_rel"):
             self.scheduler.pause(lambda: all(store.done for store in task.stores))
             task.stores.clear()
@@ -68,6 +70,7 @@ class Language:
             late = self.scheduler.clock + limit_ns
             word = Pointer(address, self.int32)
             self.scheduler.pause(lambda: self.memory.read(word) >= target or self.scheduler.clock > late)
+            self.scheduler.current.tma_may_read |= "fence.proxy.async" in asm
             return Word(self.memory.read(word) < target)
         (due,) = arguments
         self.scheduler.pause(lambda: self.scheduler.clock >= due)
@@ -80,7 +83,13 @@ class Language:
         if isinstance(layout, BarrierLayout):
             barriers = [Barrier() for _ in range(shape[0])]
             return SimpleNamespace(index=lambda i: barriers[i])
-        return Tile(torch.full(shape, torch.nan, dtype=dtype.torch))
+        return Tile(torch.full(shape, torch.nan, dtype=dtype.torch), self._unfenced())
+
+    def _unfenced(self):
+        return self.unfenced.setdefault(self.scheduler.current.program, set())
+
+    def fence(self):
+        self._unfenced().clear()
 
     def wait(self, barrier, phase):
         self.scheduler.pause(lambda: barrier.passed(phase))
@@ -91,6 +100,8 @@ class Language:
             barrier.change(1, 0)
 
     def tma_load(self, descriptor, corner, barrier, tile):
+        assert not descriptor.shared or self.scheduler.current.tma_may_read, "no fence since the wait for a peer"
+
         def copy():
             descriptor.read(*corner, tile)
             barrier.change(0, -descriptor.nbytes)
@@ -99,6 +110,7 @@ class Language:
         self.scheduler.pause()
 
     def tma_store(self, descriptor, corner, tile):
+        assert tile.tensor.data_ptr() not in tile.unfenced, "TMA may not see yet what was stored"
         task = self.scheduler.current
         task.tma_stores.append(self.scheduler.spawn(lambda: descriptor.write(*corner, tile)))
         self.scheduler.pause()
@@ -121,7 +133,11 @@ class Language:
         return acc
 
     def warp_specialize(self, partitions, warps, registers):
-        self.scheduler.finish([self.scheduler.spawn(partial(f, *args)) for f, args in partitions])
+        self.scheduler.finish([self.scheduler.spawn(partial(self._partition, *each)) for each in partitions])
+
+    def _partition(self, body, arguments):
+        body(*arguments)
+        assert all(store.done for store in self.scheduler.current.tma_stores), "TMA still reads shared memory"
 
     # -- modules -------------------------------------------------------------------------------------------------
     def _common(self):
@@ -168,7 +184,7 @@ class Language:
     def _hopper(self):
         """``triton.experimental.gluon.language.nvidia.hopper``."""
         return {
-            "fence_async_shared": nothing,
+            "fence_async_shared": self.fence,
             "mbarrier": SimpleNamespace(
                 MBarrierLayout=BarrierLayout,
                 init=lambda barrier, count: barrier.init(count),

@@ -68,16 +68,21 @@ class Memory:
     """One address space over all ranks: every allocation is a torch tensor, seen as bytes."""
 
     def __init__(self):
-        self._bases, self._bytes = [], []
+        self._bases, self._bytes, self._owners = [], [], []
         self._next = 1 << 20
 
-    def allocate(self, tensor):
-        """Make ``tensor`` addressable; its address."""
+    def allocate(self, tensor, owner):
+        """Make ``tensor``, of rank ``owner``, addressable; its address."""
         base = self._next
         self._bases.append(base)
         self._bytes.append(tensor.view(-1).view(torch.uint8))
+        self._owners.append(owner)
         self._next += (self._bytes[-1].numel() // 256 + 2) * 256
         return base
+
+    def owner(self, address):
+        """The rank in whose memory ``address`` is."""
+        return self._owners[bisect.bisect_right(self._bases, address) - 1]
 
     def _elements(self, pointer):
         first = int(pointer.address if isinstance(pointer.address, int) else pointer.address.min())
@@ -118,6 +123,7 @@ class Task:
         self.run, self.program, self.ready = greenlet(body, scheduler), program, None
         self.stores = []  # plain stores of this task, under way
         self.tma_stores = []
+        self.tma_may_read = False  # what ordinary stores of others wrote: since a fence between the two proxies
 
     @property
     def done(self):
@@ -134,7 +140,7 @@ class Scheduler:
         self._by_greenlet = {}
 
     def spawn(self, body, program=None):
-        """Add a task; ``program`` is (number, count) for ``program_id``, by default that of the spawning task."""
+        """Add a task; ``program`` is (number, count, rank) for ``program_id``, by default that of the spawning task."""
         current = self._by_greenlet.get(getcurrent())
         task = Task(body, self._home, program or (current.program if current else None))
         self._tasks.append(task)
@@ -210,23 +216,25 @@ class Barrier:
 
 
 class Tile:
-    """Shared memory."""
+    """Shared memory. ``unfenced``: places that were written and that TMA must not read before a fence."""
 
-    def __init__(self, tensor):
-        self.tensor = tensor
+    def __init__(self, tensor, unfenced):
+        self.tensor, self.unfenced = tensor, unfenced
 
     def index(self, i):
-        return Tile(self.tensor[i])
+        return Tile(self.tensor[i], self.unfenced)
 
     def store(self, block):
         self.tensor.copy_(block.value)
+        self.unfenced.add(self.tensor.data_ptr())
 
 
 class Descriptor:
     """A tensor descriptor: a matrix, and the block that TMA moves."""
 
-    def __init__(self, matrix, rows, cols, dtype):
+    def __init__(self, matrix, rows, cols, dtype, shared=False):
         self.matrix, self.shape, self.dtype = matrix, (rows, cols), dtype
+        self.shared = shared  # peers write it
         self.block_type, self.layout = self, None
         self.nbytes = rows * cols * dtype.size
 

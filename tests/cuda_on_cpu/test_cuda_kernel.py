@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from gpu_machine import Word
-from gpu_world import World
+from gpu_world import LIMIT_NS, World
 
-from agcli.problem import Problem, cdiv
+from agcli.backends.cuda_tuning import push_every_ns
+from agcli.problem import Problem
 
 SEEDS = 3
 
@@ -27,7 +27,7 @@ CASES = [
     (Problem(130, 72, 104, 3), 2, {"block_m": 64, "block_n": 64, "block_k": 16, "push_k": 16, "chunk_k": 48}),
     (Problem(64, 64, 200, 4), 2, {"block_k": 16, "push_k": 32, "chunk_k": 64, "stages": 2, "group_m": 1}),
     (Problem(256, 64, 80, 2), 3, {"block_m": 128, "block_n": 32, "split_k": 2, "block_k": 16, "stages": 2}),
-    (Problem(64, 32, 16, 2), 2, {"split_k": 2, "block_k": 16, "push_m": 32, "push_every_ns": 900}),
+    (Problem(64, 32, 16, 2), 2, {"split_k": 2, "block_k": 16, "push_m": 32, "push_percent": 200}),
     (Problem(128, 128, 48, 1), 3, {"epilogue_parts": 4}),
 ]
 
@@ -43,10 +43,11 @@ def case_id(case):
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_every_rank_gets_the_product_of_every_call(case, seed):
     problem, programs, overrides = case
-    world = World(problem, programs, seed, **overrides)
+    world = World(problem, programs, seed, layout=("plain", "padded")[seed % 2], **overrides)
     world.run()
     assert world.wrong() == []
-    assert [rank.epochs.tolist() for rank in world.ranks] == [[world.calls] * programs] * problem.world
+    after = [world.calls] * programs + [0] * programs
+    assert [rank.epochs.tolist() for rank in world.ranks] == [after] * problem.world
     assert not any(rank.error.item() for rank in world.ranks)
     assert not any(rank.turns.any() for rank in world.ranks)
 
@@ -55,14 +56,15 @@ ODD = [
     (Problem(70, 41, 75, 2), 2, {"chunk_k": 256}),
     (Problem(1, 1, 1, 3, "bf16"), 2, {}),
     (Problem(130, 130, 100, 2), 3, {"push_k": 32, "block_k": 32, "chunk_k": 32}),
+    (Problem(128, 64, 64, 2), 2, {}),
 ]
 
 
 @pytest.mark.parametrize("case", ODD, ids=case_id)
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_kernel_with_addresses_takes_any_size(case, seed):
+@pytest.mark.parametrize("layout", ["plain", "padded", "columns"])
+def test_the_kernel_with_addresses_takes_any_size_and_layout(case, layout):
     problem, programs, overrides = case
-    world = World(problem, programs, seed, **overrides)
+    world = World(problem, programs, 0, layout=layout, **overrides)
     world.without_tma.update(range(problem.world))
     world.run()
     assert world.wrong() == []
@@ -77,22 +79,28 @@ def test_ranks_may_differ_in_the_kernel_they_launch(seed):
 
 
 def test_pushes_keep_their_pace():
-    world = World(Problem(64, 64, 256, 2), 2, 0, calls=1, push_k=64, push_every_ns=5000)
+    world = World(Problem(64, 64, 1024, 2), 2, 0, calls=1, push_k=64, push_percent=1000)
+    units = 1024 * 64 // (16 * 64)
+    every_ns = push_every_ns(world.problem, world.config, 2)
+    assert world.config.chunk_m == 128  # half of the units of a chunk lie beyond the shard
     world.run()
-    units = cdiv(64, world.config.push_m) * cdiv(256, 64)
-    assert world.scheduler.clock >= (units - 1) * 5000
+    assert world.scheduler.clock >= (2 * units - 1) * every_ns > 20_000
     assert world.wrong() == []
 
 
-def test_a_peer_that_never_calls_is_named_and_nothing_hangs():
-    world = World(Problem(64, 64, 64, 3), 2, 0, calls=1)
+@pytest.mark.parametrize("addressed", [False, True])
+def test_a_peer_that_never_calls_is_named_and_waited_for_once(addressed):
+    world = World(Problem(128, 256, 64, 3), 2, 0, calls=3, block_n=64)
     world.absent.add(2)
+    world.without_tma.update(range(3) if addressed else ())
     world.run()
     assert [rank.error.item() for rank in world.ranks] == [3, 3, 0]
+    assert LIMIT_NS < world.scheduler.clock < 1.5 * LIMIT_NS
 
 
 def _no_waiting(kernel):
-    kernel._wait_for = lambda *_: Word(0)
+    wait = kernel._wait_for
+    kernel._wait_for = lambda flag, target, limit_ns: wait(flag, 0, limit_ns)
 
 
 def _one_look_an_item(kernel):
@@ -100,8 +108,9 @@ def _one_look_an_item(kernel):
 
 
 def _relaxed(kernel):
-    add = kernel.gl.atomic_add
-    kernel.gl.atomic_add = lambda pointer, value, sem, scope: add(pointer, value, "relaxed", scope)
+    language = kernel.gl if hasattr(kernel, "gl") else kernel.tl
+    add = language.atomic_add
+    language.atomic_add = lambda pointer, value, sem, scope: add(pointer, value, "relaxed", scope)
 
 
 def _stage_given_back_too_early(kernel):
@@ -110,7 +119,8 @@ def _stage_given_back_too_early(kernel):
 
 
 def _staging_buffer_taken_too_early(kernel):
-    kernel._store_tile.__globals__["tma"].store_wait = lambda pending: None
+    wait = kernel.tma.store_wait
+    kernel.tma.store_wait = lambda pending: wait(pending) if pending == 0 else None
 
 
 FAULTS = [
@@ -134,3 +144,52 @@ def test_without_any_of_its_waits_the_kernel_is_wrong(fault, case):
         return bool(world.wrong())
 
     assert any(found(seed) for seed in range(20))
+
+
+def test_without_its_release_the_kernel_with_addresses_is_wrong():
+    def found(seed):
+        world = World(Problem(128, 64, 64, 2), 2, seed)
+        world.without_tma.update((0, 1))
+        _relaxed(world.addressed)
+        world.run()
+        return bool(world.wrong())
+
+    assert any(found(seed) for seed in range(20))
+
+
+def _no_fence_after_a_wait(kernel):
+    kernel.WAIT_ASM = kernel.WAIT_ASM.replace("fence.proxy.async.global;", "")
+
+
+def _no_fence_before_a_store(kernel):
+    kernel.fence_async_shared = lambda: None
+
+
+def _shared_memory_given_back_too_early(kernel):
+    wait = kernel.tma.store_wait
+    kernel.tma.store_wait = lambda pending: wait(pending) if pending else None
+
+
+def _count_for_this_gpu_only(kernel):
+    add = kernel.gl.atomic_add
+    kernel.gl.atomic_add = lambda pointer, value, sem, scope: add(pointer, value, sem, "gpu")
+
+
+FENCES = [
+    (_no_fence_after_a_wait, "no fence since the wait"),
+    (_no_fence_before_a_store, "TMA may not see"),
+    (_shared_memory_given_back_too_early, "TMA still reads"),
+    (_count_for_this_gpu_only, "no other scope"),
+]
+
+
+@pytest.mark.parametrize(("fault", "message"), FENCES)
+def test_a_missing_fence_is_found(fault, message):
+    def run():
+        for seed in range(20):
+            world = World(Problem(128, 64, 64, 2), 2, seed)
+            fault(world.described)
+            world.run()
+
+    with pytest.raises(AssertionError, match=message):
+        run()
