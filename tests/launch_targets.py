@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -42,7 +43,8 @@ def all_reduce(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
     again = ctx.init_process_group("gloo")
     total = torch.tensor([float(ctx.rank + 1) + payload.get("add", 0)])
     dist.all_reduce(total)
-    return {"sum": total.item(), "created": created, "again": again, "run_id": ctx.run_id}
+    state = {"created": created, "again": again, "collects": gc.isenabled()}
+    return {"sum": total.item(), "run_id": ctx.run_id, **state}
 
 
 def raises(ctx: RankContext, payload: dict[str, Any]) -> None:
