@@ -7,6 +7,7 @@ form becomes a ``Tile``: a torch tensor with the kernel's element type.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -229,10 +230,10 @@ class Box(Block):
 
     def __and__(self, other: Any) -> Any:
         if type(other) is Box:
-            if self.shape[1:] == (1,) and other.shape[:1] == (1,) and self.high[1] == 1 and other.high[0] == 1:
-                # A column of rows and a row of columns, the usual mask of a tile.
-                low, high = (self.low[0], other.low[1]), (self.high[0], other.high[1])
-                return Box(low, high, (self.shape[0], other.shape[1]))
+            if self.high[1:] == other.high[:1] == self.shape[1:] == other.shape[:1] == (1,):
+                return _tile_mask(self, other)
+            if self.high[:1] == other.high[1:] == self.shape[:1] == other.shape[1:] == (1,):
+                return _tile_mask(other, self)
             shape = broadcast(self.shape, other.shape)
             (low_a, high_a), (low_b, high_b) = self.on(shape), other.on(shape)
             return Box(tuple(map(max, low_a, low_b)), tuple(map(min, high_a, high_b)), shape)
@@ -258,6 +259,12 @@ class Box(Block):
             else:
                 return self.tile()[index]
         return Box((*low, *self.low[source:]), (*high, *self.high[source:]), (*shape, *self.shape[source:]))
+
+
+def _tile_mask(rows: Box, columns: Box) -> Box:
+    """Where a column of rows and a row of columns hold, each true in its dimension of size 1: a tile's usual mask."""
+    low, high = (rows.low[0], columns.low[1]), (rows.high[0], columns.high[1])
+    return Box(low, high, (rows.shape[0], columns.shape[1]))
 
 
 class Tile(Block):
@@ -298,55 +305,13 @@ class Tile(Block):
     def __getitem__(self, index: Any) -> Tile:
         return Tile(self.data[index], self.dtype)
 
-    def __add__(self, other: Any) -> Any:
-        if type(other) is Product and self.dtype is float32:
-            return Tile(other.added_to(self.data), float32)
-        return binary(operator.add, self, other)
-
     @property
     def T(self) -> Tile:
         """Transposed."""
         return Tile(self.data.T, self.dtype)
 
 
-class Product(Tile):
-    """A matrix product that is computed when needed, so that ``accumulator += tl.dot(a, b)`` is one ``addmm``."""
-
-    __slots__ = ("_value", "left", "right")
-
-    def __init__(self, left: torch.Tensor, right: torch.Tensor) -> None:
-        self.left = left
-        self.right = right
-        self.dtype = float32
-        self.shape = (*left.shape[:-1], right.shape[-1])
-        self._value: torch.Tensor | None = None
-
-    def added_to(self, accumulator: torch.Tensor) -> torch.Tensor:
-        """``accumulator + left @ right`` in fp32."""
-        if accumulator.dim() == 2:
-            return torch.addmm(accumulator, self.left, self.right)
-        return torch.baddbmm(accumulator, self.left, self.right)
-
-    @property
-    def data(self) -> torch.Tensor:  # type: ignore[override]
-        """The product in fp32."""
-        if self._value is None:
-            self._value = self.left @ self.right
-        return self._value
-
-    def tensor(self) -> torch.Tensor:
-        """The product in fp32."""
-        return self.data
-
-    def __radd__(self, other: Any) -> Any:
-        return self + other
-
-    def __add__(self, other: Any) -> Any:
-        if isinstance(other, Tile) and type(other) is not Product and other.dtype is float32:
-            return Tile(self.added_to(other.data), float32)
-        return binary(operator.add, Tile(self.data, float32), other)
-
-
+@functools.lru_cache(maxsize=1024)  # few shapes meet, and often
 def broadcast(a: Shape, b: Shape) -> Shape:
     """The shape on which two shapes meet. Shapes that do not are a fault."""
     if a == b:
@@ -361,7 +326,7 @@ def broadcast(a: Shape, b: Shape) -> Shape:
 
 def stretch(strides: Shape, shape: Shape) -> Shape:
     """Strides for a broadcast to ``shape``: missing leading dimensions get stride 0."""
-    return (0,) * (len(shape) - len(strides)) + strides
+    return strides if len(strides) == len(shape) else (0,) * (len(shape) - len(strides)) + strides
 
 
 def _bound(index: Affine, other: Any, above: int | None, below: int | None) -> Box | None:
@@ -375,11 +340,16 @@ def _bound(index: Affine, other: Any, above: int | None, below: int | None) -> B
     if d < 0:
         holds = limit <= 0 if above is not None else limit > 0
         return Box((0,) * len(shape), shape if holds else (0,) * len(shape), shape)
-    cut = min(max(-(-limit // index.strides[d]), 0), shape[d])
+    return _cut(shape, d, min(max(-(-limit // index.strides[d]), 0), shape[d]), above is not None)
+
+
+@functools.lru_cache(maxsize=1024)  # masks are never changed, and most are whole
+def _cut(shape: Shape, d: int, at: int, above: bool) -> Box:
+    """The indices from ``at`` on (``above``) or below it, in dimension ``d``."""
     zeros = (0,) * len(shape)
-    if above is not None:
-        return Box((*zeros[:d], cut, *zeros[d + 1 :]), shape, shape)
-    return Box(zeros, (*shape[:d], cut, *shape[d + 1 :]), shape)
+    if above:
+        return Box((*zeros[:d], at, *zeros[d + 1 :]), shape, shape)
+    return Box(zeros, (*shape[:d], at, *shape[d + 1 :]), shape)
 
 
 def operand(value: Any) -> tuple[Any, DType | None]:

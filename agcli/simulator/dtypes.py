@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # there is one object a type
 class DType:
     """A scalar type; ``primitive_bitwidth`` is in bits."""
 
@@ -19,7 +20,7 @@ class DType:
     def __str__(self) -> str:
         return self.name
 
-    @property
+    @functools.cached_property  # asked at every operation, as are the bounds
     def is_float(self) -> bool:
         """Whether this is a floating-point type."""
         return self.kind == "float"
@@ -45,7 +46,7 @@ class DType:
         """Bytes of one element."""
         return max(1, self.primitive_bitwidth // 8)
 
-    @property
+    @functools.cached_property
     def bounds(self) -> tuple[int, int]:
         """Smallest and largest value of an integer type."""
         if self.kind == "int":

@@ -13,42 +13,42 @@ if TYPE_CHECKING:
     from agcli.simulator.blocks import Tile
     from agcli.simulator.memory import Buffer
 
+Place = tuple[Any, ...]
 LIMIT_BYTES = 192 * 2**20  # of all tiles that one launch of one rank keeps
 
 
 class KeptReads:
-    """Tiles by the memory they were read from (its slot, for memory in slots) and by the place in it."""
+    """Tiles by ``place``, all that says what was read; forgotten by memory and, for memory in slots, by slot."""
 
     def __init__(self) -> None:
-        self._tiles: dict[int, dict[int, dict[Any, Tile | None]]] = {}  # storage, slot, place; None: read once
+        self._tiles: dict[Place, Tile | None] = {}  # None: read once
+        self._places: dict[int, dict[int, list[Place]]] = {}  # by storage and slot
         self._symmetric: set[int] = set()
         self._bytes = 0
 
-    def get(self, buffer: Buffer, slot: int, key: Any) -> Tile | None:
-        """The tile kept under ``key``, if any."""
-        slots = self._tiles.get(buffer.storage)
-        tiles = None if slots is None else slots.get(slot)
-        return None if tiles is None else tiles.get((buffer.address, key))
+    def get(self, place: Place) -> Tile | None:
+        """The tile kept of a place, if any."""
+        return self._tiles.get(place)
 
-    def put(self, buffer: Buffer, slot: int, key: Any, tile: Tile) -> None:
+    def put(self, buffer: Buffer, slot: int, place: Place, tile: Tile) -> None:
         """Keep a tile at its second read (new memory costs more than one conversion), up to the limit."""
-        tiles = self._tiles.setdefault(buffer.storage, {}).setdefault(slot, {})
-        if buffer.symmetric:
-            self._symmetric.add(buffer.storage)
-        place = (buffer.address, key)
-        if place not in tiles:
-            tiles[place] = None
+        if place not in self._tiles:
+            self._tiles[place] = None
+            self._places.setdefault(buffer.storage, {}).setdefault(slot, []).append(place)
+            if buffer.symmetric:
+                self._symmetric.add(buffer.storage)
         elif self._bytes + tile.data.nbytes <= LIMIT_BYTES:
             self._bytes += tile.data.nbytes
-            tiles[place] = tile
+            self._tiles[place] = tile
 
     def forget(self, storage: int, slots: range | None) -> None:
         """Something was stored to these slots of a memory; None: to any of them."""
-        kept = self._tiles.get(storage)
-        if not kept:
+        places = self._places.get(storage)
+        if not places:
             return
-        for slot in [slot for slot in kept if slots is None or slot in slots]:
-            self._bytes -= sum(tile.data.nbytes for tile in kept.pop(slot).values() if tile is not None)
+        for slot in [slot for slot in places if slots is None or slot in slots]:
+            tiles = [self._tiles.pop(place) for place in places.pop(slot)]
+            self._bytes -= sum(tile.data.nbytes for tile in tiles if tile is not None)
 
     def forget_symmetric(self) -> None:
         """A wait has ended: other ranks may have stored to this rank's memory."""

@@ -7,13 +7,14 @@ Functions carry ``kind``, which ``split`` reads: "dot", "load", "store" (cube or
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 from agcli.simulator import context, dtypes
-from agcli.simulator.blocks import Affine, Block, Box, Product, Tile, binary, full, operand
+from agcli.simulator.blocks import Affine, Block, Box, Tile, binary, full, operand
 from agcli.simulator.dtypes import (  # noqa: F401 - part of the namespace that kernels see
     DType,
     bfloat16,
@@ -30,11 +31,14 @@ from agcli.simulator.dtypes import (  # noqa: F401 - part of the namespace that 
     uint32,
     uint64,
 )
+from agcli.simulator.kept import KeptReads, Place
 from agcli.simulator.memory import Buffer, Pointer, PointerBlock, Region, as_tile, common_shape, numeric
+from agcli.simulator.products import Product
 from agcli.simulator.scalars import Scalar, as_int, integer, kernel_range, quotient
 
 F = TypeVar("F", bound=Callable[..., Any])
 _HALF = (torch.float16, torch.bfloat16)
+_NAN = float("nan")  # one object: it equals no other, and places of tiles hold it
 
 
 def kind(name: str) -> Callable[[F], F]:
@@ -231,24 +235,38 @@ def load(pointer: Any, mask: Any = None, other: Any = None, **_options: Any) -> 
             return numeric(pointer.buffer, torch.tensor(_fill(other, pointer.buffer.dtype)))
         return numeric(pointer.buffer, pointer.buffer.read(pointer.region))
     _must_be_pointer(pointer, "load")
-    buffer, task = pointer.buffer, context.current()
+    task, fill = context.current(), _fill(other, pointer.buffer.dtype)
+    if task.unit != "cube" or pointer.buffer.flat.dtype not in _HALF:
+        return _load(pointer, mask, fill, pointer.buffer.flat.dtype)
+    kept = task.machine.kept
+    place = None if kept is None else pointer.place(mask)
+    if kept is None or place is None:
+        return _load(pointer, mask, fill, torch.float32)
+    tile = kept.get((place, fill))
+    return tile if tile is not None else _load(pointer, mask, fill, torch.float32, kept, (place, fill))
+
+
+def _load(
+    pointer: PointerBlock,
+    mask: Any,
+    fill: float,
+    store_as: torch.dtype,
+    kept: KeptReads | None = None,
+    place: Place = (),
+) -> Tile:
+    """A tile read from memory. ``kept``, where given, is offered what lies in one slot, as that of ``place``."""
+    buffer = pointer.buffer
     shape = common_shape(pointer, mask)
     low, high, dense = _box_of(mask, shape)
     region = pointer.region(low, high) if dense and shape == pointer.shape else None
-    fill = _fill(other, buffer.dtype)
     if region is None:
         return _gather(pointer, mask, fill, shape)
-    if task.unit != "cube" or buffer.flat.dtype not in _HALF:
-        return _read(buffer, region, low, shape, fill, buffer.flat.dtype)
-    kept = task.machine.kept
-    slots = buffer.slots(region) if kept is not None and 0 not in region.sizes else None
-    if kept is None or slots is None or len(slots) != 1:
-        return _read(buffer, region, low, shape, fill, torch.float32)
-    key = (region, shape, low, fill)
-    tile = kept.get(buffer, slots[0], key)
-    if tile is None:
-        tile = _read(buffer, region, low, shape, fill, torch.float32)
-        kept.put(buffer, slots[0], key, tile)
+    if 0 in region.sizes:
+        return as_tile(buffer, torch.full(shape, fill, dtype=store_as))
+    tile = _read(buffer, region, low, shape, fill, store_as)
+    slots = buffer.slots(region) if kept is not None else None
+    if kept is not None and slots is not None and len(slots) == 1:
+        kept.put(buffer, slots[0], place, tile)
     return tile
 
 
@@ -256,8 +274,6 @@ def _read(
     buffer: Buffer, region: Region, low: tuple[int, ...], shape: tuple[int, ...], fill: float, store_as: torch.dtype
 ) -> Tile:
     """A tile of ``shape`` that holds the region from index ``low`` on, and ``fill`` elsewhere."""
-    if 0 in region.sizes:
-        return as_tile(buffer, torch.full(shape, fill, dtype=store_as))
     view = buffer.read(region)
     if region.sizes == shape:
         return as_tile(buffer, view.to(store_as, copy=True))
@@ -277,7 +293,7 @@ def store(pointer: Any, value: Any, mask: Any = None, **_options: Any) -> None:
     shape = common_shape(pointer, mask)
     low, high, dense = _box_of(mask, shape)
     region = pointer.region(low, high) if dense and shape == pointer.shape else None
-    if region is not None and any(stride == 0 and size > 1 for stride, size in zip(region.strides, region.sizes)):
+    if region is not None and 0 in region.strides and _repeats(region):
         region = None  # several values for one element: one of them stays
     values = operand(value)[0]
     if region is not None:
@@ -292,6 +308,11 @@ def store(pointer: Any, value: Any, mask: Any = None, **_options: Any) -> None:
     context.current().on_store()
 
 
+def _repeats(region: Region) -> bool:
+    """Whether an element comes more than once because a dimension does not move."""
+    return any(stride == 0 and size > 1 for stride, size in zip(region.strides, region.sizes))
+
+
 def _must_be_pointer(pointer: Any, what: str) -> None:
     if not isinstance(pointer, PointerBlock):
         raise context.fault(f"tl.{what} needs a pointer or a block of pointers, got {type(pointer).__name__}")
@@ -304,9 +325,7 @@ def _box_of(mask: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[i
         return zeros_, shape, True
     if type(mask) is Box:
         low, high = mask.on(shape)
-        if any(b <= a for a, b in zip(low, high)):
-            return zeros_, zeros_, True
-        return low, high, True
+        return (low, high, True) if all(map(operator.lt, low, high)) else (zeros_, zeros_, True)
     if not isinstance(mask, Block):
         return zeros_, shape if mask else zeros_, True
     return zeros_, shape, False
@@ -328,7 +347,7 @@ def _gather(pointer: PointerBlock, mask: Any, fill: float, shape: tuple[int, ...
 
 def _fill(other: Any, element: DType) -> float | int:
     if other is None:
-        return float("nan") if element.is_float else 0
+        return _NAN if element.is_float else 0
     value = other.value if type(other) is Scalar else other
     return float(value) if element.is_float else int(value)
 

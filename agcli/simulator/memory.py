@@ -7,14 +7,15 @@ buffer and a block of offsets. Every access is resolved to a ``Region``: a strid
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any, NamedTuple
 
 import torch
 
 from agcli.simulator import context
-from agcli.simulator.blocks import Affine, Block, Shape, Tile, broadcast
+from agcli.simulator.blocks import Affine, Block, Box, Shape, Tile, broadcast
 from agcli.simulator.dtypes import DType, PointerType, from_torch, int32, int64
-from agcli.simulator.scalars import Scalar
+from agcli.simulator.scalars import Scalar, as_int
 
 _EVERY_BYTE = 0x0101010101010101  # times a mark below 128: eight bytes that all hold it
 
@@ -30,7 +31,8 @@ class Region(NamedTuple):
     @property
     def last(self) -> int:
         """The largest offset of a strided region with strides >= 0."""
-        return self.offset + sum((n - 1) * s for n, s in zip(self.sizes, self.strides))
+        span: int = sum(map(operator.mul, self.sizes, self.strides)) - sum(self.strides)
+        return self.offset + span
 
     def offsets(self) -> torch.Tensor:
         """All flat offsets, int64, in the region's shape."""
@@ -94,7 +96,7 @@ class Buffer:
 
     def check(self, region: Region, what: str) -> None:
         """Every element of the region must lie inside the tensor; one outside is a fault."""
-        if region.elements is None and self.dense and all(s >= 0 for s in region.strides):
+        if region.elements is None and self.dense and min(region.strides, default=0) >= 0:
             if region.offset >= 0 and region.last < self.flat.numel():
                 return
             bad = region.offset if region.offset < 0 else region.last
@@ -161,7 +163,7 @@ class Buffer:
 
     def slots(self, region: Region) -> range | None:
         """The slots that a region lies in, counted along the first of three dimensions; None if that is not known."""
-        if region.elements is not None or any(stride < 0 for stride in region.strides):
+        if region.elements is not None or min(region.strides, default=0) < 0:
             return None
         if len(self.shape) != 3 or not self.dense:
             return range(1)
@@ -226,7 +228,7 @@ class Pointer:
     def __add__(self, other: Any) -> Any:
         kind = type(other)
         if kind is Scalar:
-            return Pointer(self.buffer, self.offset + int(other.value))
+            return Pointer(self.buffer, self.offset + as_int(other))
         if kind is int:
             return Pointer(self.buffer, self.offset + other)
         if isinstance(other, Block):
@@ -271,7 +273,7 @@ class PointerBlock:
 
     def __add__(self, other: Any) -> PointerBlock:
         if type(other) is Scalar or type(other) is int:
-            return PointerBlock(self.buffer, self.base + int(other), self.offsets)
+            return PointerBlock(self.buffer, self.base + as_int(other), self.offsets)
         return PointerBlock(self.buffer, self.base, self.offsets + other)
 
     __radd__ = __add__
@@ -285,13 +287,20 @@ class PointerBlock:
     def region(self, low: Shape, high: Shape) -> Region | None:
         """The strided region of the sub-box ``[low, high)``; None if the offsets are not affine or go backwards."""
         offsets = self.offsets
-        if type(offsets) is not Affine or any(s < 0 for s in offsets.strides):
+        if type(offsets) is not Affine or min(offsets.strides, default=0) < 0:
             return None
-        start = self.base + offsets.base
-        for a, s in zip(low, offsets.strides):
-            if a:
-                start += a * s
-        return Region(start, tuple(b - a for a, b in zip(low, high)), offsets.strides)
+        start = self.base + offsets.base + sum(map(operator.mul, low, offsets.strides))
+        return Region(start, tuple(map(operator.sub, high, low)), offsets.strides)
+
+    def place(self, mask: Any) -> tuple[Any, ...] | None:
+        """All that says which elements these are where the mask holds; None if it is not a few numbers."""
+        offsets = self.offsets
+        if type(offsets) is not Affine:
+            return None
+        start = (self.buffer.address, self.buffer.dtype, self.base + offsets.base, offsets.strides, offsets.shape)
+        if type(mask) is Box:
+            return (start, mask.low, mask.high, mask.shape)
+        return start if mask is None else None
 
     def elements(self, mask: torch.Tensor) -> Region:
         """The region of the elements where the mask (already broadcast) is true, as a flat list."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from agcli.simulator import context
-from agcli.simulator.dtypes import DType, float32, int1, int32, widest
+from agcli.simulator.dtypes import DType, float32, int1, int32, int64, widest
 
 Number = int | float
 _LOW, _HIGH = -(2**31), 2**31 - 1
@@ -30,6 +31,8 @@ class Scalar:
     # -- conversions ---------------------------------------------------------------------------------------------
     def to(self, dtype: DType) -> Scalar:
         """This value as ``dtype``; integers that do not fit are an error."""
+        if dtype is int64 and self.dtype is int32:
+            return Scalar(self.value, int64)
         if dtype.is_float:
             return Scalar(float(self.value), dtype)
         return integer(int(self.value), dtype)
@@ -96,12 +99,18 @@ class Scalar:
         return _arith(self, other, int.__mul__, float.__mul__)
 
     def __floordiv__(self, other: Any) -> Any:
+        divisor = _natural(other)
+        if divisor and self.dtype is int32 and self.value >= 0:
+            return Scalar(self.value // divisor, int32)
         return _arith(self, other, quotient, float.__floordiv__)
 
     def __rfloordiv__(self, other: Any) -> Any:
         return _arith(self, other, _flip(quotient), _flip(float.__floordiv__))
 
     def __mod__(self, other: Any) -> Any:
+        divisor = _natural(other)
+        if divisor and self.dtype is int32 and self.value >= 0:
+            return Scalar(self.value % divisor, int32)
         return _arith(self, other, remainder, float.__mod__)
 
     def __rmod__(self, other: Any) -> Any:
@@ -168,6 +177,13 @@ def _flip(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda a, b: function(b, a)
 
 
+def _natural(value: Any) -> int:
+    """A constant or int32 above 0, of which a division needs neither conversion nor check; else 0."""
+    if type(value) is Scalar and value.dtype is int32:
+        value = value.value
+    return value if type(value) is int and value > 0 else 0
+
+
 def quotient(a: int, b: int) -> int:
     """Integer division that rounds towards zero. A zero divisor is a fault."""
     if b == 0:
@@ -200,6 +216,7 @@ def _arith(a: Scalar, other: Any, on_int: Callable[..., Any], on_float: Callable
     return integer(on_int(int(a.value), int(value)), dtype)
 
 
+@functools.cache
 def _meet(a: DType, b: DType) -> DType:
     if a.is_float or b.is_float:
         return a if a.is_float and (not b.is_float or a.primitive_bitwidth >= b.primitive_bitwidth) else b

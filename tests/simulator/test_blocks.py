@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agcli.errors import KernelFault
-from agcli.simulator.blocks import Affine, Box, Product, Tile, full
-from agcli.simulator.dtypes import bfloat16, float16, float32, int1, int32, int64
+from agcli.simulator.blocks import Affine, Box, Tile
+from agcli.simulator.dtypes import bfloat16, float16, int1, int32, int64
 from agcli.simulator.language import arange
 from agcli.simulator.scalars import Scalar
 
@@ -115,16 +115,6 @@ def test_half_precision_kept_as_fp32_still_rounds_like_half_precision(dtype):
     native, wide = Tile(values, dtype), Tile(values.float(), dtype)
     assert torch.equal((native * native).tensor(), (wide * wide).tensor())
     assert (wide * wide).dtype is dtype
-
-
-def test_a_product_added_to_an_accumulator_is_fp32():
-    a, b = torch.randn(16, 32).half().float(), torch.randn(32, 16).half().float()
-    accumulator = full((16, 16), 1, float32)
-    result = accumulator + Product(a, b)
-    assert result.dtype is float32
-    torch.testing.assert_close(result.tensor(), 1 + a @ b)
-    torch.testing.assert_close((Product(a, b) + accumulator).tensor(), 1 + a @ b)
-    assert torch.equal(accumulator.tensor(), torch.ones(16, 16))  # the accumulator before is unchanged
 
 
 def test_conversion_to_bool_and_back():
