@@ -17,6 +17,7 @@ from agcli.problem import Plan
 from agcli.verdict import FAIL, LISTED_REGIONS, OVERFLOW, PASS, BadRegions, FirstBad, Number, Tolerance, Verdict
 
 CHUNK_BYTES = 16 * 2**20  # of one fp32 intermediate
+CACHE_BYTES = 2**20  # the same on a CPU while it is compared, in a dozen passes: what a core's own cache holds
 Tile = tuple[int, int, int | None, int, int]  # source rank, iteration, slot, tile row in the iteration, tile column
 
 
@@ -52,9 +53,13 @@ class Comparison:
         wide = b.float()
         rows = c.shape[0]
         step = max(1, CHUNK_BYTES // (4 * max(b.shape)))
+        at_once = max(1, CACHE_BYTES // (4 * c.shape[1])) if c.device.type == "cpu" else step
         for row in range(0, rows, step):
             end = min(row + step, rows)
-            self._add_rows(gathered[row:end].float() @ wide, c[row:end], row, first_slot)
+            want = gathered[row:end].float() @ wide
+            for part, of_want in enumerate(torch.split(want, at_once)):
+                first = row + part * at_once
+                self._add_rows(of_want, c[first : first + len(of_want)], first, first_slot)
             on_rows(end)
 
     def _add_rows(self, want: torch.Tensor, c: torch.Tensor, row: int, first_slot: int | None) -> None:
