@@ -41,11 +41,13 @@ class KeptReads:
             self._bytes += tile.data.nbytes
             self._tiles[place] = tile
 
+    def has(self, storage: int) -> bool:
+        """Whether anything that was read from a memory is kept."""
+        return bool(self._places.get(storage))
+
     def forget(self, storage: int, slots: range | None) -> None:
         """Something was stored to these slots of a memory; None: to any of them."""
-        places = self._places.get(storage)
-        if not places:
-            return
+        places = self._places.get(storage, {})
         for slot in [slot for slot in places if slots is None or slot in slots]:
             tiles = [self._tiles.pop(place) for place in places.pop(slot)]
             self._bytes -= sum(tile.data.nbytes for tile in tiles if tile is not None)

@@ -43,7 +43,10 @@ def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Callabl
 
 def run(kernel: SplitKernel, machine: Machine, arguments: Mapping[str, Any]) -> None:
     """Run one launch of this process's rank to its end."""
-    Scheduler(tasks_of(kernel, machine, arguments)).run()
+    try:
+        Scheduler(tasks_of(kernel, machine, arguments)).run()
+    finally:
+        machine.kept = None  # its memory is of use now; machine and tasks hold each other until the next collection
 
 
 def bind(

@@ -152,7 +152,7 @@ class Buffer:
     def mark(self, region: Region, launch_mark: int) -> None:
         """Note that a launch wrote the region."""
         kept = context.current().machine.kept
-        if kept is not None:
+        if kept is not None and kept.has(self.storage):
             kept.forget(self.storage, self.slots(region))
         if self.written is None:
             return
