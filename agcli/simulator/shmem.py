@@ -9,7 +9,7 @@ import torch
 
 from agcli.simulator import context
 from agcli.simulator.dtypes import int32, int64
-from agcli.simulator.language import kind
+from agcli.simulator.kinds import kind
 from agcli.simulator.machine import VECTORS_PER_CORE
 from agcli.simulator.memory import Buffer, Pointer, Region
 from agcli.simulator.scalars import Scalar, as_int, integer
