@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from agcli import __version__, backends
 from agcli.backends.base import Backend, Need
 from agcli.errors import EnvironmentFault
+from agcli.host import usable_cores
 
 SCHEMA = "ag-gemm-doctor/1"
 PATIENCE_S = 2.2  # for all platforms together; they are asked at the same time
@@ -178,8 +179,7 @@ def _triton() -> Finding:
 
 
 def _cores() -> Finding:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return True, f"{usable} usable of {os.cpu_count()}", ""
+    return True, f"{usable_cores()} usable of {os.cpu_count()}", ""
 
 
 def _memory() -> Finding:

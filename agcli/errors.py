@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 
 class AgGemmError(Exception):
     """Base of all errors with a message meant for the user: what is wrong, the values, what to do."""
@@ -34,3 +36,11 @@ class KernelFault(AgGemmError, RuntimeError):
         self.rule = rule
         self.what = what or text
         self.site = site
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was stopped by a signal, and everything is cleaned up. ``signum`` is the first signal that came."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.signum = signum

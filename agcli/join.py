@@ -26,9 +26,9 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from agcli.errors import EnvironmentFault
+from agcli.errors import EnvironmentFault, Interrupted
 from agcli.jobenv import JobEnv
-from agcli.launch import Interrupted, OnData, OnProgress, caught_signals, remove_leftovers
+from agcli.launch import OnData, OnProgress, caught_signals, remove_leftovers
 from agcli.outcome import SETTLE_S, Job, RankResult, RankState, died, ended, reported, timed_out
 from agcli.rank import NEVER, Message, Place, RankContext, prefixed, run_target, tcp_store
 

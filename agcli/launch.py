@@ -27,7 +27,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
-from agcli.errors import EnvironmentFault
+from agcli.errors import EnvironmentFault, Interrupted
+from agcli.host import usable_cores
 from agcli.outcome import (
     SETTLE_S,
     SETTLE_WAITING_S,
@@ -59,14 +60,6 @@ _FOREIGN_PREFIXES = ("TORCHELASTIC_", "ROLE_", "SLURM_", "PMI_", "PMIX_", "OMPI_
 
 OnProgress = Callable[[int, int], None]
 OnData = Callable[[int, Any], None]
-
-
-class Interrupted(KeyboardInterrupt):
-    """The run was stopped by a signal, and everything is cleaned up. ``signum`` is the first signal that came."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}")
-        self.signum = signum
 
 
 def launch(
@@ -121,8 +114,7 @@ HOST_HEAP_BYTES = 2**30
 
 def _rank_environment(parent: Mapping[str, str], world: int, extra: Mapping[str, str]) -> dict[str, str]:
     env = {k: v for k, v in parent.items() if k not in _FOREIGN_NAMES and not k.startswith(_FOREIGN_PREFIXES)}
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    env.setdefault("OMP_NUM_THREADS", str(max(1, cpus // world)))
+    env.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // world)))
     if sys.platform == "linux":
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine, whatever its host name resolves to
         for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):  # glibc: keep large temporaries of the host,

@@ -15,9 +15,8 @@ from agcli.bench_hooks import hooks_of
 from agcli.bench_rows import rows_from_json
 from agcli.deadline import deadline
 from agcli.doctor import Diagnosis, examine
-from agcli.errors import AgGemmError, EnvironmentFault
+from agcli.errors import AgGemmError, EnvironmentFault, Interrupted
 from agcli.jobenv import JobEnv
-from agcli.launch import Interrupted
 from agcli.outcome import Job, failure
 from agcli.outputs import people_stream, reserved_stdout, write_report
 from agcli.progress import progress_bar

@@ -27,7 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
-from agcli.errors import EnvironmentFault
+from agcli.errors import EnvironmentFault, Interrupted
 
 TRITON_ASCEND, ASCENDNPU_IR = "3.2.0", "1.2.0"
 # triton-ascend declares no dependencies; it needs pybind11 to be imported.
@@ -289,18 +289,12 @@ def _locked(place: Path) -> Iterator[None]:
         yield
 
 
-class _Terminated(KeyboardInterrupt):
-    """TERM came."""
-
-    signum = signal.SIGTERM  # the exit status says which signal it was
-
-
 @contextlib.contextmanager
 def _term_as_interrupt() -> Iterator[None]:
     """TERM breaks off what runs, as Ctrl-C does, so that it cleans up (main thread only)."""
 
     def interrupt(number: int, frame: object) -> NoReturn:
-        raise _Terminated("stopped by SIGTERM")
+        raise Interrupted(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -6,10 +6,9 @@ import json
 import os
 import sys
 
-from agcli.errors import AgGemmError
+from agcli.errors import AgGemmError, Interrupted
 from agcli.jobenv import detect_job
 from agcli.join import run_joined
-from agcli.launch import Interrupted
 from agcli.outcome import Job, failure
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import platform
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agcli.backends.base import EngineOptions, Need
 from agcli.bench_hooks import BenchHooks
 from agcli.chips import DEFAULT_SOC, Chip, chip_by_name
+from agcli.host import usable_cores
 from agcli.problem import Plan
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class CpuBackend:
         for package, cure in (("torch", "pip install torch"), ("greenlet", "pip install 'ag-gemm[cpu]'")):
             present = importlib.util.find_spec(package) is not None
             needs.append(Need(package, present, metadata.version(package) if present else "not installed", cure))
-        devices = f"{self.device_count()} simulated; {_usable_cores()} cores of this host share the work"
+        devices = f"{self.device_count()} simulated; {usable_cores()} cores of this host share the work"
         return [*needs, Need("devices", True, devices)]
 
     def device_count(self) -> int:
@@ -74,7 +74,7 @@ class CpuBackend:
         ctx.phase("meeting of all ranks", waiting=True)
         if ctx.init_process_group("gloo"):  # the process is ours, so the share of the host's cores is ours to set
             self._threads = torch.get_num_threads()
-            torch.set_num_threads(max(1, _usable_cores() // ctx.local_world))
+            torch.set_num_threads(max(1, usable_cores() // ctx.local_world))
         self._world = SharedWorld(ctx.rank, ctx.world, self._exchange, ctx.phase)
 
     def device(self) -> torch.device:
@@ -186,11 +186,6 @@ class _Launcher:
         self._done += 1
         if self._on_progress is not None:
             self._on_progress(self._done, self._tiles)
-
-
-def _usable_cores() -> int:
-    """Cores of this host that this process may use, which a job's limits make fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _barrier(group: dist.ProcessGroup | None) -> None:

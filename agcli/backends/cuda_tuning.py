@@ -244,9 +244,9 @@ def _depth(block_m: int, block_n: int, block_k: int) -> tuple[int, int]:
 
     But two for 64 rows: all that is left to do after their last step is the epilogue, and pieces of it overlap.
     """
-    least_parts = 2 if block_m == 64 and block_n >= 32 else 1
+    pieces = (2, 4) if block_m == 64 and block_n >= 32 else (1, 2, 4)
     for least in (3, 2):
-        for parts in (least_parts, 2, 4):
+        for parts in pieces:
             for stages in range(MAX_STAGES, least - 1, -1):
                 if smem_bytes(block_m, block_n, block_k, stages, parts) <= SMEM_LIMIT_BYTES:
                     return stages, parts

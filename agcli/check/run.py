@@ -35,7 +35,7 @@ from agcli.simulator.binding import load_kernel
 from agcli.simulator.launch import bind, tasks_of
 from agcli.simulator.memory import Buffer
 from agcli.simulator.split import SplitKernel
-from agcli.simulator.syntax import call_kind_of
+from agcli.simulator.syntax import call_kind_of, calls_in, lookup
 
 SCOPES = ("gpu", "cta", "sys")
 
@@ -134,8 +134,8 @@ def split_kernel(kernel: Any) -> SplitKernel:
 def _refuse_unknown_calls(kernel: SplitKernel) -> None:
     """Raise UsageError for a call of a primitive that the simulator lacks: the split would leave it out in silence."""
     for source in kernel.sources:
-        for call in ast.walk(source.tree):
-            if isinstance(call, ast.Call) and (name := _unknown_name(call.func, source.names)):
+        for call in calls_in(source.tree):
+            if name := _unknown_name(call.func, source.names):
                 raise UsageError(
                     f"{source.function.__code__.co_filename}:{call.lineno}: the simulator does not know {name}, so "
                     f"{kernel.name} cannot be checked with it; use another primitive or take it out"
@@ -144,22 +144,15 @@ def _refuse_unknown_calls(kernel: SplitKernel) -> None:
 
 def _unknown_name(function: ast.expr, names: dict[str, Any]) -> str:
     """What of a called name the stand-ins of modules do not have; empty if it is known or none of theirs."""
-    if isinstance(_value(function, names), (SimpleNamespace, ModuleType)):
+    if isinstance(lookup(function, names), (SimpleNamespace, ModuleType)):
         return ast.unparse(function)  # a stand-in has any name that is imported from it: as a module
     node = function
     while isinstance(node, ast.Attribute):
-        module = _value(node.value, names)
+        module = lookup(node.value, names)
         if isinstance(module, SimpleNamespace) and not hasattr(module, node.attr):
             return ast.unparse(node)
         node = node.value
     return ""
-
-
-def _value(node: ast.expr, names: dict[str, Any]) -> Any:
-    """The object that a dotted name means, or None."""
-    if isinstance(node, ast.Name):
-        return names.get(node.id)
-    return getattr(_value(node.value, names), node.attr, None) if isinstance(node, ast.Attribute) else None
 
 
 class _Simulation:

@@ -30,7 +30,7 @@ PACE_ASM = gl.constexpr(cuda_tuning.PACE_ASM)
 # Of a thread that pushes and one that loads; the rest multiplies. Some addresses of the pushes spill (Triton 3.6).
 PUSH_REGISTERS = gl.constexpr(104)
 LOAD_REGISTERS = gl.constexpr(24)
-PASS_ROWS = gl.constexpr(16)
+PASS_ROWS = gl.constexpr(16)  # pushed at a time, for all that a pass loads is in registers
 # Gluon's names since Triton 3.7 and 3.9, and those of before.
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 _tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
@@ -75,11 +75,10 @@ def _push(
     dtype: gl.constexpr = a_ptr.dtype.element_ty
     lanes_k: gl.constexpr = min(32, C.push_k // 8)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes_k, lanes_k], [C.push_warps, 1], [1, 0])
-    pass_rows: gl.constexpr = PASS_ROWS  # at a time, for all it loads is in registers
-    passes: gl.constexpr = C.push_m // pass_rows
+    passes: gl.constexpr = C.push_m // PASS_ROWS
     units = chunks_m * chunks_k * C.units_per_chunk
     epoch = gl.load(epochs_ptr + gl.program_id(0)) + 1
-    rows = gl.arange(0, pass_rows, gl.SliceLayout(1, layout))
+    rows = gl.arange(0, PASS_ROWS, gl.SliceLayout(1, layout))
     cols = gl.arange(0, C.push_k, gl.SliceLayout(0, layout))
     # Both are multiples of 8 or the launch would not be ours; saying so makes every access one of 16 bytes.
     width = K // 8 * 8
@@ -89,7 +88,7 @@ def _push(
             unit, chunks_k, C.units_per_chunk, C.chunk_m, C.chunk_k, C.push_m, C.push_k
         )
         for i in gl.static_range(passes):
-            first_row = unit_row + i * pass_rows
+            first_row = unit_row + i * PASS_ROWS
             mask = ((first_row + rows) < M)[:, None] & ((first_col + cols) < width)[None, :]
             source = a_ptr + first_row.to(gl.int64) * stride + first_col
             values = gl.load(source + (rows[:, None] * stride + cols[None, :]), mask=mask)

@@ -176,9 +176,7 @@ class Buffer:
             return
         machine = context.current().machine
         mark = machine.launch_mark
-        if region.elements is not None:
-            marks = self.written[region.elements]
-        elif self.written_words is not None and _in_words(region):
+        if region.elements is None and self.written_words is not None and _in_words(region):
             words = self.written_words.as_strided(
                 (*region.sizes[:-1], region.sizes[-1] // 8),
                 (*(stride // 8 for stride in region.strides[:-1]), 1),
@@ -186,7 +184,8 @@ class Buffer:
             )
             if bool((words == mark * _EVERY_BYTE).all()):
                 return
-            marks = self.written.as_strided(region.sizes, region.strides, region.offset)
+        if region.elements is not None:
+            marks = self.written[region.elements]
         else:
             marks = self.written.as_strided(region.sizes, region.strides, region.offset)
         fresh = marks == mark

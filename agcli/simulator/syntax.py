@@ -40,10 +40,8 @@ def refuse_unknown_syntax(definition: ast.FunctionDef, file: str) -> None:
 def call_kind_of(call: ast.Call, names: dict[str, Any]) -> str:
     """The ``kind`` of a primitive; "pure" for methods and arithmetic, "both" for what is not known."""
     target = lookup(call.func, names)
-    if target is None and _is_missing(call.func, names):
-        return UNKNOWN
     if target is None:
-        return "pure" if isinstance(call.func, ast.Attribute) else UNKNOWN if _is_global(call.func, names) else "pure"
+        return UNKNOWN if _is_missing(call.func, names) or _is_global(call.func, names) else "pure"
     kind = getattr(target, "kind", None)
     if isinstance(kind, str):
         return kind

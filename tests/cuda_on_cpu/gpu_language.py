@@ -53,7 +53,7 @@ class Language:
         task = self.scheduler.current
         assert scope == "sys" or self.memory.owner(pointer.address) == task.program[2], "a peer sees no other scope"
         if sem in ("release", "acq_rel"):
-            self.scheduler.pause(lambda: all(store.done for store in task.stores))
+            self.scheduler.wait_for(task.stores)
             task.stores.clear()
         else:
             self.scheduler.pause()
@@ -117,8 +117,7 @@ class Language:
 
     def store_wait(self, pending):
         stores = self.scheduler.current.tma_stores
-        earlier = stores[: len(stores) - pending]
-        self.scheduler.pause(lambda: all(store.done for store in earlier))
+        self.scheduler.wait_for(stores[: len(stores) - pending])
 
     def mma(self, a, b, acc, use_acc=True, is_async=False):
         assert is_async

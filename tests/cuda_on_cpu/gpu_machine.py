@@ -82,11 +82,13 @@ class Memory:
 
     def owner(self, address):
         """The rank in whose memory ``address`` is."""
-        return self._owners[bisect.bisect_right(self._bases, address) - 1]
+        return self._owners[self._allocation(address)]
+
+    def _allocation(self, address):
+        return bisect.bisect_right(self._bases, address) - 1
 
     def _elements(self, pointer):
-        first = int(pointer.address if isinstance(pointer.address, int) else pointer.address.min())
-        at = bisect.bisect_right(self._bases, first) - 1
+        at = self._allocation(int(pointer.address if isinstance(pointer.address, int) else pointer.address.min()))
         elements = self._bytes[at].view(pointer.element.torch)
         return elements, (pointer.address - self._bases[at]) // pointer.element.size
 
@@ -96,7 +98,7 @@ class Memory:
             elements, index = self._elements(pointer)
             return Word(elements[index].item())
         values = torch.zeros(pointer.address.shape, dtype=pointer.element.torch)
-        mask = torch.ones_like(pointer.address, dtype=torch.bool) if mask is None else mask.expand(values.shape)
+        mask = _whole(mask, pointer)
         if mask.any():
             elements, index = self._elements(Pointer(pointer.address[mask], pointer.element))
             values[mask] = elements[index]
@@ -108,12 +110,16 @@ class Memory:
             elements, index = self._elements(pointer)
             elements[index] = value
             return
-        mask = (
-            torch.ones_like(pointer.address, dtype=torch.bool) if mask is None else mask.expand(pointer.address.shape)
-        )
+        mask = _whole(mask, pointer)
         if mask.any():
             elements, index = self._elements(Pointer(pointer.address[mask], pointer.element))
             elements[index] = value.expand(pointer.address.shape)[mask]
+
+
+def _whole(mask, pointer):
+    """A mask in the shape of a block of pointers; True everywhere if there is none."""
+    shape = pointer.address.shape
+    return torch.ones(shape, dtype=torch.bool) if mask is None else mask.expand(shape)
 
 
 class Task:
@@ -157,11 +163,14 @@ class Scheduler:
         self.current.ready = ready
         self._home.switch()
 
+    def wait_for(self, tasks):
+        """Pause until ``tasks`` have ended."""
+        self.pause(lambda: all(task.done for task in tasks))
+
     def finish(self, tasks):
         """Wait until ``tasks`` have ended and what they stored is visible."""
-        self.pause(lambda: all(task.done for task in tasks))
-        stores = [store for task in tasks for store in task.stores]
-        self.pause(lambda: all(store.done for store in stores))
+        self.wait_for(tasks)
+        self.wait_for([store for task in tasks for store in task.stores])
 
     def run(self, patience=2000):
         """Run all tasks to their ends. ``patience``: microseconds to let pass while all wait, for those that wait for

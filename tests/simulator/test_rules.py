@@ -77,12 +77,16 @@ def test_a_signal_that_never_comes_is_a_fault():
         launch(kernel("waits_for_ever"), signal, world=world)
 
 
-def test_a_wait_whose_token_is_not_consumed_is_deleted_as_by_the_compiler():
+@pytest.mark.parametrize(
+    ("name", "wait"),
+    [("wait_without_consume", "    token = dl.wait"), ("helper_wait_without_consume", "    token = wait_for")],
+)
+def test_a_wait_whose_token_is_not_consumed_is_deleted_as_by_the_compiler(name, wait):
     world = alone()
     signal = world.allocate((16,), torch.int32, "")
     out = torch.zeros(8)
-    split = launch(kernel("wait_without_consume"), signal, torch.ones(8), out, world=world)  # does not wait
-    assert split.dead_waits == [(str(KERNELS), line_of("    token = dl.wait"))]
+    split = launch(kernel(name), signal, torch.ones(8), out, world=world)  # does not wait
+    assert split.dead_waits == [(str(KERNELS), line_of(wait))]
     assert out.all()
 
 
@@ -185,14 +189,11 @@ def test_an_atomic_whose_result_the_cube_needs_is_refused_rather_than_done_twice
         SplitKernel(kernel("cube_needs_an_atomic"))
 
 
-def test_a_wait_inside_a_helper_counts_only_while_the_helpers_result_is_used():
+def test_a_wait_inside_a_helper_counts_while_the_helpers_result_is_used():
     world = alone()
     signal = world.allocate((16,), torch.int32, "")
-    out = torch.zeros(8)
-    split = launch(kernel("helper_wait_without_consume"), signal, torch.ones(8), out, world=world)  # does not wait
-    assert split.dead_waits == [(str(KERNELS), line_of("    token = wait_for"))]
     with pytest.raises(KernelFault, match=r"a wait that can never end"):
-        launch(kernel("helper_wait_with_consume"), signal, torch.ones(8), out, world=world)
+        launch(kernel("helper_wait_with_consume"), signal, torch.ones(8), torch.zeros(8), world=world)
 
 
 def test_an_unknown_primitive_is_not_passed_over():

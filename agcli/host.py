@@ -1,0 +1,10 @@
+"""What this host offers to one process."""
+
+from __future__ import annotations
+
+import os
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, which a job's limits make fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
