@@ -46,7 +46,7 @@ def verify(
         float | None,
         typer.Option(
             metavar="FLOAT",
-            show_default="2^-22 * K, for fp16 at least 1e-3; integers 0",
+            show_default="from dtype and K; integers 0",
             rich_help_panel=opt.PROBLEM_PANEL,
             help="Absolute tolerance, in units of C.",
         ),

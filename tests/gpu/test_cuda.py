@@ -16,6 +16,7 @@ import torch
 
 from agcli.backends.cuda_engine import CudaEngine, local_memory, symmetric_bytes
 from agcli.backends.cuda_tuning import choose
+from agcli.bench_parts import complaint
 from agcli.errors import EnvironmentFault
 from agcli.problem import Problem
 
@@ -235,6 +236,15 @@ def test_a_peer_that_never_calls_is_reported() -> None:
         ranks.engines[1].check()
     with pytest.raises(EnvironmentFault, match="cannot go on"):
         ranks.engines[1].run(a[1], b[1], c[1][0])
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("k", [8192, 65536])
+def test_the_tolerance_lets_the_devices_own_product_pass(dtype: str, k: int) -> None:
+    problem = Problem(4096, 4096, k, 1, dtype)
+    random = cuda.default_generators[0].manual_seed(0)
+    a, b = (torch.randn(s, device="cuda", dtype=DTYPES[dtype], generator=random) for s in ((4096, k), (k, 4096)))
+    assert complaint(problem, a, b, a @ b) == ""
 
 
 def ag_gemm(*arguments: str) -> subprocess.CompletedProcess[str]:
