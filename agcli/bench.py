@@ -174,7 +174,7 @@ class _Case:
 
     def _tuned(self, store: Path) -> Call:
         """The fused call as ``store`` has it for this problem; the row says which entry that is. Collective."""
-        choice, note = agreed(store, self._backend, self._problem, self._chip, None)
+        choice, note = agreed(store, self._backend, self._problem, self._chip, None, self._plan.cores)
         self._set(TUNED, ABSENT, note)
         return self._fused(choice.plan(self._problem, self._chip), choice.extra)
 

@@ -111,7 +111,7 @@ class AllGatherGemm:
             self.tuned = ""
             if tuned:
                 store = default_store() if tuned is True else Path(tuned)
-                choice, self.tuned = agreed(store, self._platform.backend, problem, chip, group)
+                choice, self.tuned = agreed(store, self._platform.backend, problem, chip, group, cores)
                 _log.info("tuned: %s", self.tuned)
             self.plan = choice.plan(problem, chip)
             self._engine = self._platform.backend.engine(self.plan, EngineOptions(cores, extra=choice.extra))

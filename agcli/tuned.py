@@ -186,10 +186,13 @@ def find(entries: Iterable[Entry], backend: str, chip: str, problem: Problem) ->
     return best, f"entry of {nearest} for {where}, {best.date}{others}: {best.choice.text}"
 
 
-def agreed(path: Path, backend: Backend, problem: Problem, chip: Chip | None, group: Any) -> tuple[Choice, str]:
+def agreed(
+    path: Path, backend: Backend, problem: Problem, chip: Chip | None, group: Any, cores: int | None
+) -> tuple[Choice, str]:
     """What rank 0's file says for ``problem``, on every rank alike: the choice and a sentence about it. Collective.
 
-    ``backend`` is started. Raises UsageError on every rank if the file is not one of ours.
+    ``backend`` is started; ``cores`` as in ``EngineOptions``. Raises UsageError on every rank if the file is not one of
+    ours.
     """
     import torch.distributed as dist
 
@@ -211,7 +214,7 @@ def agreed(path: Path, backend: Backend, problem: Problem, chip: Chip | None, gr
     try:
         plan = choice.plan(problem, chip)
         if check_extra is not None:
-            check_extra(plan, choice.extra)
+            check_extra(plan, choice.extra, cores)
     except (UsageError, TypeError) as error:  # TypeError: no field of the configuration, or not a number
         return Choice(), f"{said['text']}; it does not fit this problem ({error}); defaults used"
     return choice, said["text"]

@@ -88,7 +88,7 @@ def run_rank(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
         extra: dict[str, Any] = {}
         note = ""
         if payload["tuned"] is not None:
-            choice, note = agreed(Path(payload["tuned"]), backend, plan.problem, plan.chip, None)
+            choice, note = agreed(Path(payload["tuned"]), backend, plan.problem, plan.chip, None, options.cores)
             plan, extra = choice.plan(plan.problem, plan.chip), choice.extra
         verdict = verify_plan(ctx, backend, plan, options, extra)
         about = {"describe": backend.describe(), "config": asdict(plan.config), "tuned": note}

@@ -10,12 +10,15 @@ import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agcli.backends.cuda import CudaBackend, block_overrides, has_gluon, visible_devices
+from agcli.backends.cuda_engine import can_describe
 from agcli.backends.cuda_space import candidates
 from agcli.backends.cuda_tuning import (
     SMEM_LIMIT_BYTES,
@@ -168,13 +171,39 @@ def test_no_candidate_asks_for_more_registers_than_there_are(shape: tuple[int, i
         assert threads * config.max_registers <= 65536
 
 
-def test_a_choice_for_another_shape_is_checked_against_this_one() -> None:
+def test_a_choice_for_another_shape_is_checked_against_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
     plan = make_plan(Problem(1024, 4096, 4096, 2), KernelConfig(), None)
-    CudaBackend().check_extra(plan, {"group_m": 4})
+    CudaBackend().check_extra(plan, {"group_m": 4}, None)
     with pytest.raises(UsageError, match="bytes of shared memory"):
-        CudaBackend().check_extra(plan, {"stages": 4})  # as at M = 512, where tiles are half as wide
+        CudaBackend().check_extra(plan, {"stages": 4}, None)  # as at M = 512, where tiles are half as wide
     with pytest.raises(TypeError):
-        CudaBackend().check_extra(plan, {"push_every_ns": 20})
+        CudaBackend().check_extra(plan, {"push_every_ns": 20}, None)
+    plan = make_plan(Problem(512, 4096, 4096, 2), KernelConfig(), None)
+    CudaBackend().check_extra(plan, {"stages": 4}, None)
+    with pytest.raises(UsageError, match="bytes of shared memory"):
+        CudaBackend().check_extra(plan, {"stages": 4}, 64)  # fewer programs, wider tiles
+    gpu.multi_processor_count = 66
+    with pytest.raises(UsageError, match="bytes of shared memory"):
+        CudaBackend().check_extra(plan, {"stages": 4}, None)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "possible"),
+    [
+        ((200, 96), (96, 1), True),
+        ((200, 100), (100, 1), False),  # rows that begin at no multiple of 16 bytes
+        ((200, 96), (1, 200), False),
+        ((200, 96), (2**24 - 8, 1), True),
+        ((200, 96), (2**24, 1), False),  # 128 rows of it are 2^31 elements: one more than 32 bits count
+        ((2**31, 8), (8, 1), False),
+    ],
+)
+def test_what_the_kernel_with_descriptors_takes(
+    shape: tuple[int, int], strides: tuple[int, int], possible: bool
+) -> None:
+    assert can_describe(torch.empty_strided(shape, strides, dtype=torch.float16, device="meta")) is possible
 
 
 def test_blocks_of_the_command_line_become_overrides() -> None:

@@ -125,11 +125,14 @@ class CudaBackend:
 
         return candidates(problem)
 
-    def check_extra(self, plan: Plan, extra: dict[str, Any]) -> None:
-        """Raise UsageError or TypeError if a choice of ``tuning_space`` for another problem cannot run this plan."""
+    def check_extra(self, plan: Plan, extra: dict[str, Any], cores: int | None) -> None:
+        """Raise UsageError or TypeError if a choice of ``tuning_space`` for another problem cannot run this plan.
+
+        ``cores`` as in ``EngineOptions``. In a rank, once the backend is started.
+        """
         from agcli.backends.cuda_tuning import choose
 
-        choose(plan.problem, **block_overrides(plan.config) | extra)
+        choose(plan.problem, self._programs(cores), **block_overrides(plan.config) | extra)
 
     # -- called in a rank ----------------------------------------------------------------------------------------
     def start(self, ctx: RankContext) -> None:
@@ -177,13 +180,19 @@ class CudaBackend:
             "nccl": ".".join(map(str, nccl.version())),
         }
 
+    def _programs(self, cores: int | None) -> int:
+        """One a multiprocessor, but no more than ``cores``."""
+        import torch
+
+        count = int(torch.cuda.get_device_properties(self._index).multi_processor_count)
+        return min(count, cores or count)
+
     def engine(self, plan: Plan, options: EngineOptions) -> CudaEngine:
         """Symmetric memory and kernels for a plan. Collective.
 
         ``options.cores`` is a number of multiprocessors to use, at most. ``options.extra`` may hold fields of
         ``CudaConfig``, which override both the tuning and the plan's blocks, and ``wait_limit_s``.
         """
-        import torch
         import torch.distributed as dist
 
         from agcli.backends.cuda_engine import CudaEngine, symmetric_bytes, symmetric_memory
@@ -193,8 +202,7 @@ class CudaBackend:
             raise UsageError("the cuda backend is not started")
         overrides = block_overrides(plan.config) | options.extra
         limit_s = float(overrides.pop("wait_limit_s", WAIT_LIMIT_S))
-        programs = torch.cuda.get_device_properties(self._index).multi_processor_count
-        programs = min(programs, options.cores or programs)
+        programs = self._programs(options.cores)
         config = choose(plan.problem, programs, **overrides)
         self._ctx.phase("allocation of symmetric memory", waiting=True)
         size = symmetric_bytes(plan.problem, config)[1]

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from agcli.backends.cuda_tuning import CudaConfig, push_every_ns
 from agcli.errors import EnvironmentFault
-from agcli.problem import cdiv
+from agcli.problem import INT32_MAX, cdiv
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 LAUNCHES_KEPT = 256  # prepared launches (sets of operand addresses) an engine remembers
 ALIGNMENT = 16  # bytes: what tensor descriptors ask of addresses and row strides
+ROWS_AT_ONCE = 128  # at most, of a tile or a push unit: offsets in those are 32-bit where descriptors are used
 
 
 class _Address:
@@ -53,11 +54,12 @@ class _Address:
 
 
 def can_describe(matrix: torch.Tensor) -> bool:
-    """Whether a tensor descriptor (TMA) can address ``matrix``."""
+    """Whether the kernel with tensor descriptors (TMA) can address ``matrix``, whose coordinates are 32-bit."""
     row, col = matrix.stride()
     # A row stride of a single row may be anything in torch, but not in a descriptor.
     aligned = matrix.data_ptr() % ALIGNMENT == 0 and row * matrix.element_size() % ALIGNMENT == 0
-    return aligned and col == 1 and row >= matrix.shape[1]
+    near = matrix.shape[0] <= INT32_MAX and ROWS_AT_ONCE * row <= INT32_MAX
+    return aligned and near and col == 1 and row >= matrix.shape[1]
 
 
 @dataclass

@@ -124,6 +124,14 @@ def test_ranks_of_one_gpu_agree_with_the_reference(case: tuple[int, int, int, st
         ranks.assert_right(a, b, c)
 
 
+def test_rows_of_c_may_be_further_apart_than_32_bits_count() -> None:
+    ranks = Ranks(Problem(100, 96, 64, 2))
+    a, b = ranks.operands()
+    c = [[torch.full((200, 2**25 + 8), torch.nan, device="cuda", dtype=torch.float16)[:, :96]] for _ in ranks.engines]
+    ranks.run(a, b, c)
+    ranks.assert_right(a, b, c)
+
+
 @pytest.mark.parametrize(
     "case", [(130, 264, 72, "fp16"), (33, 19, 45, "bf16")], ids=["alone-described", "alone-addressed"]
 )
