@@ -1,7 +1,9 @@
 """One rank of a job that torchrun or Slurm started: the worker function runs in this very process.
 
 There is no parent to watch the ranks, so each watches the whole job through the job's store. The function runs in a
-thread; the main thread, which stays free, publishes this rank's state and looks for the others'. Keys of a run:
+thread; the main thread, which stays free, publishes this rank's state and looks for the others'. A job may run several
+commands, in one process or one after another, in the same order on all ranks: ``runs/R`` counts those of rank R, since
+torchrun's store outlives the processes. Keys of a run:
 
     beat       counts every sign of progress of any rank: unchanged for the whole timeout, the run is given up
     failed     counts the ranks that failed; what they report first gets their order
@@ -13,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import json
 import os
 import secrets
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 WATCH_EVERY_S = 0.2
 LEAVE_S = 10.0  # how long ranks wait for each other before they leave
-
-_runs = itertools.count()  # a process may run several commands in one job, in the same order on all ranks
 
 
 @dataclass
@@ -78,7 +77,7 @@ def run_joined(
     with what it published itself. Raises ``EnvironmentFault`` if the job's store cannot be reached within
     ``timeout_s`` (the variables were probably left by a job that is over), ``Interrupted`` on INT or TERM.
     """
-    board = _Board(env, timeout_s, f"agcli/{env.attempt}/{next(_runs)}")
+    board = _Board(env, timeout_s)
     device = devices[env.local_rank] if devices is not None else env.local_rank
     ctx = RankContext(
         Place(env.rank, env.world, env.local_rank, env.local_world, device),
@@ -161,10 +160,11 @@ def _store_errors() -> type[Exception]:
 class _Board:
     """What this rank tells the job and hears of it. Only ``post`` may be called from any thread."""
 
-    def __init__(self, env: JobEnv, timeout_s: float, prefix: str) -> None:
+    def __init__(self, env: JobEnv, timeout_s: float) -> None:
         self._env = env
         self._timeout_s = timeout_s
-        self._store = prefixed(_connect(env, timeout_s), prefix)
+        attempt = prefixed(_connect(env, timeout_s), f"agcli/{env.attempt}")
+        self._store = prefixed(attempt, str(attempt.add(f"runs/{env.rank}", 1)))
         self._lock = threading.Lock()
         self._posted: list[Message] = []
         self._state = RankState()

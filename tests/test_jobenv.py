@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -207,6 +208,17 @@ def test_torchrun_gives_one_report() -> None:
     results = one_report([out])["results"]
     assert [r["value"]["sum"] for r in results] == [3.0, 3.0]
     assert len({r["value"]["run_id"] for r in results}) == 1
+
+
+def test_commands_one_after_another_in_one_torchrun_job_report_their_own_results() -> None:
+    """Torchrun's store outlives the processes of a rank, and all that the first command wrote into it."""
+    command = " ".join(map(shlex.quote, [sys.executable, *joined("all_reduce", {}, 60)]))
+    script = ["--no-python", "bash", "-c", f"{command}; {command}"]
+    [(status, out, err)] = finish([torchrun(["--nproc-per-node", "2", "--master-port", str(free_port()), *script])])
+    assert status == 0, err
+    reports = [json.loads(line)["results"] for line in out.splitlines() if line.startswith("{")]
+    assert [[r["value"]["sum"] for r in results] for results in reports] == [[3.0, 3.0]] * 2
+    assert len({r["value"]["run_id"] for results in reports for r in results}) == 2  # one a command
 
 
 def test_torchrun_with_two_nodes() -> None:
