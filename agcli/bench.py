@@ -200,9 +200,7 @@ class _Case:
         """Whether a call that starts from results full of NaN gives the right answer. Collective."""
         self._phase(f"{impl.name}, {when}")
         s = self._sets[0]
-        s.c.fill_(float("nan"))
-        if impl.gathers or impl.name.startswith("torch"):
-            s.gathered.fill_(float("nan"))
+        _blank(impl, s)
         try:
             answer, refusal = self._run(impl, s), ""
             self._backend.synchronize()
@@ -212,9 +210,7 @@ class _Case:
             answer, refusal = s.c, _first_line(error)
         if self._agreed_reason(impl.name, f"refused: {refusal}" if refusal else ""):
             return False
-        right = self._is_right(impl, s, answer, when)
-        gather(s.a, out=s.gathered)
-        return right
+        return self._is_right(impl, s, answer, when)
 
     def _agreed_reason(self, impl: str, reason: str) -> bool:
         """Whether any rank has a reason why ``impl`` cannot run here; the first becomes the row's. Collective."""
@@ -224,7 +220,10 @@ class _Case:
         return bool(reasons)
 
     def _is_right(self, impl: Implementation, s: InputSet, answer: torch.Tensor, when: str) -> bool:
-        """Compare on every rank; a wrong answer on any turns the row into FAIL. Collective."""
+        """Compare on every rank; a wrong answer on any turns the row into FAIL. Collective.
+
+        Leaves in ``s.gathered`` what belongs there, whatever ``impl`` did to it.
+        """
         self._backend.synchronize()
         self._phase(f"{impl.name}, comparison of the {when}")
         want = gather(s.a)
@@ -236,6 +235,7 @@ class _Case:
         wrong = [rank for rank, text in enumerate(notes) if text]
         if wrong:
             self._set(impl.name, FAILED, f"{when}: {rank_names(wrong)} wrong; {notes[wrong[0]]}")
+        s.gathered.copy_(want)
         return not wrong
 
     # -- graphs --------------------------------------------------------------------------------------------------
@@ -299,14 +299,17 @@ class _Case:
         """Milliseconds of each call on this rank, by implementation.
 
         Implementations take turns of ``BLOCK`` calls, in alternating order, so that a drift of clocks or temperature
-        hits all alike. The last answer of each is checked again: calls in a row may do what a single one does not.
+        hits all alike. The last answer of each is checked again, from results full of NaN: calls in a row may do what a
+        single one does not, and the set may hold the right answer of another implementation.
         """
         timers = [self._hooks.timer() or HostTimer(self._backend.synchronize) for _ in good]
         for first in range(0, iterations, BLOCK):
             order = list(zip(good, timers, strict=True))
             for impl, timer in order if first // BLOCK % 2 == 0 else reversed(order):
-                for _ in range(min(BLOCK, iterations - first)):
+                for call in range(first, min(first + BLOCK, iterations)):
                     s = next(self._turn)
+                    if call == iterations - 1:
+                        _blank(impl, s)
                     dist.all_reduce(self._meeting)
                     timer.start()
                     answer = self._run(impl, s)
@@ -346,6 +349,13 @@ class _Case:
 
     def _progress(self, unit: float) -> None:
         self._ctx.progress(int(unit), len(self._plan.problems) * CASE_UNITS)
+
+
+def _blank(impl: Implementation, s: InputSet) -> None:
+    """Fill with NaN what ``impl`` is to make."""
+    s.c.fill_(float("nan"))
+    if impl.gathers or impl.name.startswith("torch"):
+        s.gathered.fill_(float("nan"))
 
 
 def _first_line(error: Exception) -> str:

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -121,6 +122,21 @@ def wrong_later(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
             c[0, 0] = float("nan")
 
     return _run(ctx, payload, Backend(ctx, fault))
+
+
+def idle_later(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
+    """The first call multiplies, later ones do nothing: C is right if another implementation has filled it before."""
+    backend = Backend(ctx)
+    multiply = Engine.run
+
+    def run(self: Engine, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        if self.calls:
+            self.calls += 1
+        else:
+            multiply(self, a, b, c)
+
+    with mock.patch.object(Engine, "run", run):
+        return _run(ctx, payload, backend)
 
 
 class CountingTimer:

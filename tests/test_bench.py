@@ -198,6 +198,14 @@ def test_an_answer_that_is_wrong_only_later_fails_too() -> None:
     assert "last timed call: rank 1 wrong; 1 of 192 elements, first row 0, column 0: got nan" in row["note"]
 
 
+def test_an_answer_that_another_implementation_left_behind_is_no_answer() -> None:
+    plan = replace(PLAN, implementations=("fused", "torch", "gemm", "allgather"), iterations=6, warm=True)
+    rows = {row["impl"]: row for row in ranks("idle_later", plan)[0]["rows"]}
+    assert rows["fused"]["check"] == "FAIL"
+    assert "last timed call: ranks 0-1 wrong; 192 of 192 elements" in rows["fused"]["note"]
+    assert {rows[impl]["check"] for impl in ("torch", "gemm", "allgather")} == {"PASS"}
+
+
 def test_case_27_cold_calls_rotate_inputs_and_warm_ones_do_not() -> None:
     cold = ranks("plain", replace(PLAN, iterations=6))[0]
     assert cold["rows"][0]["input_sets"] > 6
