@@ -120,9 +120,9 @@ class BenchHooks:
         """Size of the last cache before this device's main memory."""
         return host_cache_bytes()
 
-    def free_bytes(self) -> int:
-        """Memory that all ranks of this device together may take now."""
-        return host_free_bytes()
+    def free_bytes(self, local_world: int) -> int:
+        """Memory that this rank may take now, being one of ``local_world`` on this host."""
+        return host_free_bytes() // local_world
 
 
 def hooks_of(backend: Backend) -> BenchHooks:

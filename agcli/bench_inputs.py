@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from agcli.rank import Reporter
 
 MAX_SETS = 256  # sets of inputs; fewer do where a set is large or memory small
-MEMORY_SHARE = 0.25  # of a device's free memory that inputs of all its ranks may take
+MEMORY_SHARE = 0.25  # of the memory that a rank may take, for its inputs
 
 
 def input_sets(
@@ -31,16 +31,18 @@ def input_sets(
 ) -> tuple[list[InputSet], str]:
     """One set if caches are to be ``warm``, else so many that a set has left the cache when its turn comes again.
 
-    Also says how caches are: "warm", "cold", or "partly cold" where memory was short. Collective.
+    Also says how caches are: "warm", "cold", or "partly cold" where memory was short. What counts of a set is what its
+    least demanding user touches, the all-gather: A and the gathered A. Collective.
     """
     p, hooks = problem, hooks_of(backend)
-    one = p.itemsize * (p.m * p.k + p.k * p.n + p.world * p.m * (p.n + p.k))
+    touched = p.itemsize * (p.m + p.world * p.m) * p.k
+    whole = touched + p.itemsize * (p.k + p.world * p.m) * p.n
     count, caches = 1, "warm"
     if not warm:
-        room = int(hooks.free_bytes() * MEMORY_SHARE) // (one * ctx.local_world)
-        wanted = cdiv(2 * hooks.cache_bytes(), one) + 1
+        room = int(hooks.free_bytes(ctx.local_world) * MEMORY_SHARE) // whole
+        wanted = cdiv(2 * hooks.cache_bytes(), touched) + 1
         count = int(from_first(str(max(1, min(wanted, room, MAX_SETS))), None))
-        caches = "cold" if count * one > hooks.cache_bytes() else "partly cold"
+        caches = "cold" if count * touched > hooks.cache_bytes() else "partly cold"
     device = backend.device()
     first = [t.to(device) for t in make_inputs(p, "normal", seed, 0, ctx.rank)]
     sets = []

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 VENDOR = "torch.ops.symm_mem.fused_all_gather_matmul"
 HOLD_CYCLES = 2_500_000  # of the GPU's clock, more than a millisecond: longer than any implementation takes to queue
 # Dense fp16 and bf16 of NVIDIA's data sheets, which give twice as much, for sparse operands.
-PEAKS_TFLOPS = {"H200": 989.4, "H100 80GB HBM3": 989.4, "A100": 312.0}
+PEAKS_TFLOPS = {"H200 NVL": 835.5, "H200": 989.4, "H100 80GB HBM3": 989.4, "A100": 312.0}
 
 
 class HeldTimer(EventTimer):
@@ -101,7 +101,7 @@ class CudaBenchHooks(BenchHooks):
 
         return int(torch.cuda.get_device_properties().L2_cache_size)
 
-    def free_bytes(self) -> int:
+    def free_bytes(self, local_world: int) -> int:
         """Free memory of this rank's device, which no other rank shares."""
         import torch
 

@@ -60,7 +60,7 @@ class NpuBenchHooks(BenchHooks):
         npu: Any = torch.npu  # type: ignore[attr-defined]
         return int(npu.get_device_properties(npu.current_device()).L2_cache_size)
 
-    def free_bytes(self) -> int:
+    def free_bytes(self, local_world: int) -> int:
         """Free memory of this rank's device, which no other rank shares."""
         import torch
 
