@@ -93,6 +93,15 @@ def test_bench_has_two_engines_and_the_vendors_operation(tmp_path: Path) -> None
     assert len(world.calls("aclshmem_finalize")) == 4
 
 
+def test_the_heap_grows_by_no_more_than_there_is_room_for(tmp_path: Path) -> None:
+    world = NpuWorld(tmp_path, free_bytes=16 * MIB)  # 6 the library's, 6 the first heap's: the second cannot have 12
+    shape = ("--m", "512", "--n", "16", "--k", "1024", "--iterations", "1", "--warmup", "1")
+    ran = world.cli("bench", "--backend", "npu", *shape, "--impl", "fused")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    sizes = [call["bytes"] for call in world.calls("aclshmem_init_using_unique_id") if call["rank"] == 0]
+    assert sizes == [6 * MIB, 10 * MIB]
+
+
 def test_operators_inside_a_job_share_the_heap_and_keep_working_when_it_moves(tmp_path: Path) -> None:
     world = NpuWorld(tmp_path)
     tests = str(Path(__file__).parent)
@@ -172,6 +181,7 @@ def test_a_return_code_is_told_with_its_meaning_and_cure(tmp_path: Path) -> None
         ({"raises": {"aclshmem_get_unique_id": "no NIC"}}, "aclshmem_get_unique_id failed (no NIC)"),
         ({"raises": {"synchronize": "error code is 507018"}, "rank": 0}, "NPU 0 reported 507018: an AI core timed out"),
         ({"codes": {"set_conf_store_tls": -1}}, "set_conf_store_tls returned -1"),
+        ({"raises": {"NPUUtils": "no g++"}, "rank": 1}, "rank 1: the kernel cannot be prepared: ValueError: no g++"),
         ({"codes": {"aclshmem_finalize": -3}}, "aclshmem_finalize returned -3"),
     ],
 )

@@ -146,12 +146,14 @@ class NpuBackend:
         from agcli.slotted import SlottedEngine
 
         ctx = self._started()
-        fault = None
+        fault: AgGemmError | None = None
         try:
             cores = core_count(self._index, self._cache())
             launch = KernelLauncher(plan, min(cores, options.cores or cores), self._cache())
-        except EnvironmentFault as error:
+        except AgGemmError as error:
             fault = error
+        except Exception as error:  # of the compiler and the vendor's libraries, which have many kinds
+            fault = EnvironmentFault(f"the kernel cannot be prepared: {type(error).__name__}: {error}")
         raise_together(fault, self._group)
         ctx.phase("allocation of symmetric memory", waiting=True)
         if self._memory is None:

@@ -156,8 +156,10 @@ class SymmetricMemory:
         import torch.distributed as dist
 
         size = heap_bytes(tensor_bytes)
-        if self._size:  # the next ones are likely to be more of the same
-            size = max(size, min(2 * self._size, HEAP_LIMIT))
+        if self._size:  # the next ones are likely to be more of the same, and there may be room for them
+            room = min(int(note) for note in gather_notes(str(_free_bytes() - LIBRARY_BYTES), self._group))
+            likely = min(2 * self._size, HEAP_LIMIT, self._size + room)
+            size = max(size, likely // HEAP_STEP * HEAP_STEP)
         self._check_room(size)
         self._synchronize()
         dist.barrier(self._group)
@@ -248,9 +250,7 @@ class SymmetricMemory:
 
     def _check_room(self, size: int) -> None:
         """Compare the heap with what is free on the device, before the library fails with a bare number."""
-        import torch
-
-        free = torch.npu.mem_get_info()[0]  # type: ignore[attr-defined]
+        free = _free_bytes()
         fault = None
         if size - self._size + LIBRARY_BYTES > free:
             fault = EnvironmentFault(
@@ -279,6 +279,13 @@ class SymmetricMemory:
     def _fault(self, call: str, code: int) -> EnvironmentFault | None:
         text = failure_text(call, int(code or 0))
         return EnvironmentFault(text) if text else None
+
+
+def _free_bytes() -> int:
+    """Free memory of this rank's device."""
+    import torch
+
+    return int(torch.npu.mem_get_info()[0])  # type: ignore[attr-defined]
 
 
 def _own_address(peer: str) -> str:

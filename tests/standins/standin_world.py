@@ -7,7 +7,7 @@ Settings, all optional:
     raises: {function: message} to raise RuntimeError with; on ``rank`` only, if that is given.
     rank: the rank that fails (all).
     unreachable: peers that ``aclshmem_ptr`` does not reach.
-    free_bytes: of the device (8 GiB).
+    free_bytes: of the device while there is no heap (8 GiB).
     core_limit: AI cores that the process may use (20).
     old_finalize: only the misspelled name exists.
     putmem: false, to leave it out of the Ascend module.
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 AI_CORES = 20
+HELD = {"heap": 0}  # bytes of the device's memory that this process holds
 SETTINGS: dict[str, Any] = json.loads(os.environ.get("STANDINS", "{}"))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from standin_world import failing, note, setting
+from standin_world import HELD, failing, note, setting
 
 from agcli.simulator.world import SharedWorld
 
@@ -118,7 +118,7 @@ def _start(call: str, pe: int, pes: int, size: int, engine: OpEngineType) -> int
     assert len(set(sizes)) == 1, f"local size diffs: {sizes}"
     assert size % (2 * MIB) == 0
     _State.world = SharedWorld(pe, pes, _exchange)
-    _State.heap_bytes = size
+    _State.heap_bytes = HELD["heap"] = size
     return 0
 
 
@@ -183,6 +183,7 @@ def aclshmem_finalize() -> int:
         return -5
     _State.world.close()
     _State.world = None
+    HELD["heap"] = 0
     _State.tensors.clear()
     return 0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from standin_world import AI_CORES, failing, note, setting
+from standin_world import AI_CORES, HELD, failing, note, setting
 
 from agcli.backends.npu import NpuBackend
 
@@ -61,7 +61,7 @@ def get_device_limit(device: int) -> dict[str, int]:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    return int(setting("free_bytes", 8 * 2**30)), 2**36
+    return int(setting("free_bytes", 8 * 2**30)) - HELD["heap"], 2**36
 
 
 class Event:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
-from standin_world import AI_CORES, note
+from standin_world import AI_CORES, failing, note
 
 
 class NPUUtils:
@@ -16,6 +16,8 @@ class NPUUtils:
     def __new__(cls) -> NPUUtils:
         if cls._instance is None:
             torch.npu.current_device()
+            if message := failing("raises", "NPUUtils"):
+                raise ValueError(message)
             note("NPUUtils", cache=os.environ.get("TRITON_CACHE_DIR"))
             cls._instance = super().__new__(cls)
         return cls._instance
