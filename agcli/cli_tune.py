@@ -69,13 +69,16 @@ def tune(
     with request.one_voice(job):
         opt.check_timeout(timeout)
         chosen = opt.parse_devices(devices)
-        check_writable(json, "--json")
+        writes = job is None or job.rank == 0  # no other rank does; on other nodes there may be no such directory
+        if writes:
+            check_writable(json, "--json")
         wanted = Wanted(m, n, k, preset, shapes, dtype)
         wanted.check()
         machine = request.Machine.resolve(backend.value, world, chosen, job)
         tune_run.check_measures(machine)
         path = store if store is not None else default_store()
         check_distinct({"--json": json, "--store": path})
-        check_can_add(path)
+        if writes:
+            check_can_add(path)
         plan = tune_run.make_plan(machine, wanted, budget, soc)
     return tune_run.run(machine, plan, path, json, timeout, debug)

@@ -20,6 +20,7 @@ import agcli
 from agcli import request, verify
 from agcli.backends.base import Need
 from agcli.chips import Chip
+from agcli.errors import EnvironmentFault
 from agcli.main import app, main
 from agcli.options import parse_devices
 
@@ -230,6 +231,24 @@ def test_case_22_left_over_variables_are_named(
     message = one_error(capsys.readouterr().err)
     assert "--world 2 contradicts the environment" in message
     assert ("RANK=3 WORLD_SIZE=16" in message) != ("SLURM_PROCID=3" in message)
+
+
+@pytest.mark.usefixtures("no_ranks")
+@pytest.mark.parametrize("command", ["verify", "bench"])
+def test_a_rank_that_writes_nothing_does_not_ask_for_the_folder(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On other nodes than rank 0's there may be none."""
+
+    def run_joined(*args: Any, **kw: Any) -> None:
+        raise EnvironmentFault("would join")
+
+    monkeypatch.setattr("agcli.join.run_joined", run_joined)
+    job = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in (job | {"LOCAL_WORLD_SIZE": "2"}).items():
+        monkeypatch.setenv(name, value)
+    assert main([command, "--backend", "cpu", *SMALL, "--json", "/no/such/folder/x.json"]) == 3
+    assert "would join" in one_error(capsys.readouterr().err)
 
 
 # -- runs --------------------------------------------------------------------------------------------------------
