@@ -135,6 +135,14 @@ class AllGatherGemm:
         self._engine.run(a, b, c)
         return c
 
+    def synchronize(self) -> None:
+        """Wait for this rank's queued calls, and raise EnvironmentFault or KernelFault if one of them went wrong.
+
+        Such as one that waited in vain for another rank. The next call and ``close`` raise that too.
+        """
+        if self._engine is not None:
+            self._platform.backend.synchronize()
+
     def close(self) -> None:
         """Free the symmetric memory; collective. May be called twice."""
         if self._engine is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from agcli import AllGatherGemm
+from agcli.chips import chip_by_name
 from agcli.errors import UsageError
 from agcli.launch import Job, launch
 from agcli.operands import check_operands, strides_of
@@ -122,7 +124,7 @@ CPU = torch.device("cpu")
 
 
 def plan_of(m: int, n: int, k: int, world: int = 2, **config: Any) -> Plan:
-    return Plan(Problem(m, n, k, world), KernelConfig(**{"transport": "store", **config}))
+    return Plan(Problem(m, n, k, world), KernelConfig(**{"transport": "store", **config}), chip_by_name("Ascend910B3"))
 
 
 def check(plan: Plan, a: torch.Tensor | None = None, b: torch.Tensor | None = None, out: Any = None) -> None:
@@ -143,6 +145,10 @@ def test_offsets_that_exceed_32_bits_inside_a_tile_name_the_operand_and_its_stri
     with pytest.raises(UsageError, match="out has strides"):
         check(plan, out=_unread(huge, (8, 8), (2**24, 1)))
     check(plan, a=_unread(huge, (4, 8), (2**26, 1)))
+    wide = plan_of(4, 2**24, 1, block_k=16)  # the C that the operator makes has N for a row stride
+    with pytest.raises(UsageError, match=r"C has strides \[16777216, 1\].*lower N or block_m"):
+        check(wide, b=torch.empty(wide.problem.b_shape, dtype=torch.float16))
+    check(replace(wide, chip=None), b=torch.empty(wide.problem.b_shape, dtype=torch.float16))  # no Ascend kernel
 
 
 def _unread(storage: torch.Tensor, shape: tuple[int, int], strides: tuple[int, int]) -> torch.Tensor:
