@@ -196,7 +196,7 @@ def agreed(
     """
     import torch.distributed as dist
 
-    from agcli.agreement import from_first
+    from agcli.agreement import NOTE_BYTES, from_first
 
     note = ""
     if dist.get_rank(group) == 0:
@@ -204,6 +204,8 @@ def agreed(
         try:
             entry, text = find(read(path), backend.name, name, problem)
             note = json.dumps({"choice": asdict(entry.choice) if entry else asdict(Choice()), "text": text})
+            if len(note.encode()) > NOTE_BYTES:
+                raise UsageError(f"the entry for this problem in {path} is {len(note)} characters long; remove it")
         except (UsageError, EnvironmentFault) as error:
             note = json.dumps({"fault": str(error)})
     said = json.loads(from_first(note, group))

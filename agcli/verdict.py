@@ -54,7 +54,7 @@ def tolerance(
 
     Matrix units, which cut off instead: all errors go towards 0 and add up. 16 products at a time, K / 16 steps lose
     less than 2^-23 of about sqrt(K) each: together less than 2^-27 * K^1.5. On an H200 the standard deviation of
-    elements near 0 is 0.078 of that, the largest of 6.7 * 10^7 elements 0.6 of it (cuBLAS, K = 4096 to 65536;
+    elements near 0 is 0.08 of that, the largest of 3 * 10^6 such elements 0.6 of it (cuBLAS, K = 4096 to 65536;
     benchmarks/cuda-notes.md). So
 
         E = max(2^-22 * K, 2^-27 * K^1.5)              K = 8192: 0.0055; the second is larger above K = 1024
@@ -62,7 +62,8 @@ def tolerance(
         fp16: rtol = 1e-3, atol = max(1e-3, E)         as in the defining document (rtol is twice u) up to K = 2621
 
     A missing column of K changes an element by a product of two unit normals (0.64 on average), a missing tile of 64
-    by 8: a hundred times atol and more, and at K = 8192 more than rtol * |r| (0.35 for |r| = sqrt(K)) on most elements.
+    by 8: at K = 8192 a hundred times atol and more, and more than rtol * |r| (0.35 for |r| = sqrt(K)) on most elements;
+    at K = 65536 five and 64 times atol.
     """
     sums = max(2.0**-22 * k, 2.0**-27 * k**1.5)
     if data == "integers":
