@@ -129,7 +129,15 @@ def plan_for(machine: Machine, problem: Problem, kernel: Mapping[str, Any], soc:
     chip = machine.backend.chip(soc)
     plan = make_plan(problem, default_config(chip).with_options(**kernel), chip)
     check_contiguous_reach(plan)
+    check_platform(machine.backend, plan)
     return plan
+
+
+def check_platform(backend: Backend, plan: Plan) -> None:
+    """Refuse what this platform's kernel cannot take, where the platform can tell. Raises UsageError."""
+    check = getattr(backend, "check_plan", None)
+    if check is not None:
+        check(plan)
 
 
 def plan_payload(plan: Plan, backend: str) -> dict[str, Any]:

@@ -140,7 +140,8 @@ def run(ctx: RankContext, plan: SmokePlan, backend: Backend) -> dict[str, Any]:
         verdicts = []
         for index, case in enumerate(plan.cases):
             part = _Part(ctx, case.name, index, parts)
-            verdict = verify_plan(part, backend, case.plan(ctx.world, chip), case.options(plan.bench.cores)).to_json()
+            found, _ = verify_plan(part, backend, case.plan(ctx.world, chip), case.options(plan.bench.cores))
+            verdict = found.to_json()
             verdicts.append(verdict)
             ctx.publish({"case": index, "verdict": verdict})
         timed = bench.measure(_Part(ctx, "bench", parts - 1, parts), plan.bench, backend)

@@ -90,7 +90,7 @@ def run_rank(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
         if payload["tuned"] is not None:
             choice, note = agreed(Path(payload["tuned"]), backend, plan.problem, plan.chip, None, options.cores)
             plan, extra = choice.plan(plan.problem, plan.chip), choice.extra
-        verdict = verify_plan(ctx, backend, plan, options, extra)
+        verdict, plan = verify_plan(ctx, backend, plan, options, extra)
         about = {"describe": backend.describe(), "config": asdict(plan.config), "tuned": note}
         return {"verdict": verdict.to_json(), **about}
     finally:  # after a failure nothing collective: the others may not come
@@ -99,10 +99,10 @@ def run_rank(ctx: RankContext, payload: dict[str, Any]) -> dict[str, Any]:
 
 def verify_plan(
     ctx: Reporter, backend: Backend, plan: Plan, options: VerifyOptions, extra: Mapping[str, Any] | None = None
-) -> Verdict:
+) -> tuple[Verdict, Plan]:
     """Verify one plan on a backend that is started. Collective, and the same steps whatever a rank finds.
 
-    ``extra`` is what only the platform understands (``EngineOptions``).
+    ``extra`` is what only the platform understands (``EngineOptions``). Also returns the plan as it was carried out.
     """
     from agcli.backends.base import EngineOptions
 
@@ -112,7 +112,7 @@ def verify_plan(
     verdict = work.verify(engine)
     ctx.phase("release of symmetric memory", waiting=True)
     engine.close()
-    return verdict
+    return verdict, engine.plan
 
 
 @dataclass
@@ -141,7 +141,7 @@ class _Work:
         from agcli.compare import Comparison
 
         options = self._options
-        comparison = Comparison(self._plan, options.tolerance(self._plan))
+        comparison = Comparison(engine.plan, options.tolerance(self._plan))
         group = max(1, GROUP_BYTES // _launch_bytes(self._plan))
         for begin in range(0, options.repeat, group):
             numbers = range(begin + 1, min(begin + group, options.repeat) + 1)

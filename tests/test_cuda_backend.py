@@ -6,22 +6,29 @@ import itertools
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agcli import agreement, bench_run, request
+from agcli.backends import cuda_engine
+from agcli.backends.base import EngineOptions
 from agcli.backends.cuda import CudaBackend, block_overrides, has_gluon, visible_devices
-from agcli.backends.cuda_engine import can_describe
+from agcli.backends.cuda_engine import ANY_BLOCKS as ANY
+from agcli.backends.cuda_engine import CudaEngine, can_describe
 from agcli.backends.cuda_space import candidates
 from agcli.backends.cuda_tuning import (
     SMEM_LIMIT_BYTES,
+    CudaConfig,
     choose,
     enters_chunk,
     k_step,
@@ -204,6 +211,87 @@ def test_what_the_kernel_with_descriptors_takes(
     shape: tuple[int, int], strides: tuple[int, int], possible: bool
 ) -> None:
     assert can_describe(torch.empty_strided(shape, strides, dtype=torch.float16, device="meta")) is possible
+
+
+@pytest.mark.parametrize("blocks", [{"block_k": 96}, {"block_m": 256}, {"block_n": 512}, {"block_n": 48}], ids=str)
+def test_blocks_that_the_kernel_cannot_take_are_refused_before_a_rank_starts(blocks: dict[str, int]) -> None:
+    """Case 15."""
+    machine = request.Machine(CudaBackend(), 2, (0, 1))
+    with pytest.raises(UsageError, match=next(iter(blocks))):
+        request.plan_for(machine, Problem(512, 512, 512, 2), blocks, None)
+    wanted = bench_run.Wanted(m="512", n="512", k="512", impl="fused")
+    settings = {"config": blocks, "soc": None, "cores": None, "budget_s": 1.0, "iterations": 1, "warm": False}
+    with pytest.raises(UsageError, match=next(iter(blocks))):
+        bench_run.make_plan(machine, wanted, warmup=1, graph=False, tuned=None, host=False, seed=0, **settings)
+
+
+# -- what a rank does --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cut", "says"), [((), ""), ((7,), "GPU 4 cannot access the memory of GPU 7"), ((1, 3), "")])
+def test_only_gpus_of_this_hosts_ranks_are_asked_for_access(
+    cut: tuple[int, ...], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [f"{socket.gethostname()} {index}" for index in (4, 5, 6, 7)] + ["elsewhere 1"]
+    told: list[str] = []
+    monkeypatch.setattr(agreement, "gather_notes", lambda note, group: places)
+    monkeypatch.setattr(agreement, "raise_together", lambda fault, group: told.append(str(fault or "")))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, peer: peer not in cut)
+    backend = CudaBackend()
+    backend._index = 4
+    backend._check_peers()
+    assert len(told) == 1
+    assert told[0].startswith(says)
+    assert bool(told[0]) == bool(says)
+
+
+class IdleEngine:
+    """An engine without a GPU."""
+
+    def __init__(self, problem: Problem, config: CudaConfig, memory: Any, wait_limit_s: float, programs: int) -> None:
+        self.wait_limit_s = wait_limit_s
+        self.is_open = True
+        self.checked = 0
+
+    def check(self) -> None:
+        self.checked += 1
+
+
+def test_engines_wait_as_long_as_the_timeout_allows_and_are_forgotten_when_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Case 16: a rank that is late by less than the timeout is waited for."""
+    monkeypatch.setattr(cuda_engine, "CudaEngine", IdleEngine)
+    monkeypatch.setattr(cuda_engine, "symmetric_memory", lambda size, group, device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(multi_processor_count=132))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda index: None)
+    backend: Any = CudaBackend()
+    backend._ctx = SimpleNamespace(timeout_s=120.0, phase=lambda *_, **__: None)
+    backend._group = object()
+    plan = make_plan(Problem(512, 512, 512, 2), KernelConfig(), None)
+    engines: list[Any] = [backend.engine(plan, EngineOptions()) for _ in range(3)]
+    assert 40 < engines[0].wait_limit_s < 120
+    engines[1].is_open = False
+    backend.synchronize()
+    assert [engine.checked for engine in engines] == [1, 0, 1]
+    engines += [backend.engine(plan, EngineOptions())]
+    assert backend._engines == [engines[0], engines[2], engines[3]]
+
+
+@pytest.mark.parametrize(
+    ("hopper", "n", "blocks"), [(True, 4096, (128, 256, 64)), (True, 4097, ANY), (False, 4096, ANY)]
+)
+def test_reports_show_the_blocks_that_ran_and_a_call_as_one_iteration(
+    hopper: bool, n: int, blocks: tuple[int, int, int]
+) -> None:
+    problem = Problem(2048, n, 4096, 2)
+    engine: Any = SimpleNamespace(problem=problem, config=choose(problem), _hopper=hopper)
+    plan = CudaEngine.plan.fget(engine)  # type: ignore[attr-defined]
+    assert (plan.config.block_m, plan.config.block_n, plan.config.block_k) == blocks
+    assert plan.iterations == 1
+    last = plan.locate(2 * 2048 - 1, n - 1, 1)
+    assert (last["source_rank"], last["slot"], last["tile_row"]) == (1, 1, 2047 // blocks[0])
 
 
 def test_blocks_of_the_command_line_become_overrides() -> None:

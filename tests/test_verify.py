@@ -247,7 +247,8 @@ def test_sums_of_integers_stay_exact_in_fp32(k: int) -> None:
 class Recorder:
     """Backend and engine of a world of one that note what is asked of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
         self.calls: list[str] = []
 
     def device(self) -> torch.device:
@@ -279,8 +280,8 @@ def test_launches_go_back_to_back_as_far_as_memory_allows(
     monkeypatch.setattr(reference, "gather", lambda a: a)
     progress: list[tuple[int, int]] = []
     ctx: Any = SimpleNamespace(rank=0, phase=lambda *_, **__: None, progress=lambda *args: progress.append(args))
-    both: Any = Recorder()
     plan = plan_of(40, 24, 16, 1, block_m=16)
+    both: Any = Recorder(plan)
     verdict = verify._Work(ctx, both, plan, VerifyOptions(repeat=5)).verify(both)
     assert both.calls == [c for g in groups for c in ["synchronize", *["poison", "run"] * g, "synchronize"]]
     assert (verdict.result, verdict.repeats, verdict.elements) == (PASS, 5, 5 * 40 * 24)

@@ -24,7 +24,11 @@ class Need:
 
 
 class Engine(Protocol):
-    """Symmetric memory and launches for one ``Plan`` on one rank. Created collectively, in one order on all ranks."""
+    """Symmetric memory and launches for one problem on one rank. Created collectively, in one order on all ranks."""
+
+    @property
+    def plan(self) -> Plan:
+        """The problem, and the blocks and slots by which it is done here, as far as this platform's kernel has them."""
 
     def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
         """Enqueue ``c = all_gather(a) @ b`` once; a ``[M, K]``, b ``[K, N]``, c ``[W*M, N]``, of the plan's dtype."""
@@ -36,7 +40,7 @@ class Engine(Protocol):
         """What a report needs to trace a wrong row of the last ``run``: for slotted kernels ``{"first_slot": int}``."""
 
     def close(self) -> None:
-        """Free the symmetric memory. Collective."""
+        """Free the symmetric memory, then raise what launches reported and nobody raised yet. Collective."""
 
 
 class Backend(Protocol):
@@ -44,7 +48,8 @@ class Backend(Protocol):
 
     A platform may also have ``bench_hooks() -> BenchHooks`` (see ``bench_hooks.py``): a device clock, a vendor's
     operation, graphs and sizes for `bench`; and ``inventory() -> list[tuple[str, str]]``: names, memory and links of
-    its devices for `doctor`, within two seconds and without starting one.
+    its devices for `doctor`, within two seconds and without starting one; and ``check_plan(plan)``, asked by the
+    parent, which raises UsageError for blocks that its kernel cannot take.
     """
 
     name: str

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import re
 import runpy
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from agcli.rank import RankContext
     from agcli.tuned import Choice
 
-WAIT_LIMIT_S = 30.0  # how long a kernel waits for a peer's data before it reports; extra["wait_limit_s"] overrides
+WAIT_SHARE = 0.8  # of the timeout: a kernel that waited so long for a peer's data says so, before others give up
 
 
 def visible_devices(nodes: int, restriction: str | None) -> int:
@@ -125,6 +126,12 @@ class CudaBackend:
 
         return candidates(problem)
 
+    def check_plan(self, plan: Plan) -> None:
+        """Raise UsageError for blocks that the kernel cannot take."""
+        from agcli.backends.cuda_tuning import choose
+
+        choose(plan.problem, **block_overrides(plan.config))
+
     def check_extra(self, plan: Plan, extra: dict[str, Any], cores: int | None) -> None:
         """Raise UsageError or TypeError if a choice of ``tuning_space`` for another problem cannot run this plan.
 
@@ -149,13 +156,12 @@ class CudaBackend:
         self._index = 0 if alone else ctx.device
         if self._index >= count:
             raise EnvironmentFault(f"rank {ctx.rank} wants GPU {self._index}, {count} visible; lower --world")
-        if count >= ctx.local_world:
-            self._check_peers(ctx.local_world)
         torch.cuda.set_device(self._index)
         self._ctx = ctx
         self._group = getattr(ctx, "group", None)
         ctx.phase("joining the NCCL group", waiting=True)
         ctx.init_process_group("nccl", device_id=self.device())
+        self._check_peers()
 
     def device(self) -> torch.device:
         """The GPU of this rank."""
@@ -191,7 +197,7 @@ class CudaBackend:
         """Symmetric memory and kernels for a plan. Collective.
 
         ``options.cores`` is a number of multiprocessors to use, at most. ``options.extra`` may hold fields of
-        ``CudaConfig``, which override both the tuning and the plan's blocks, and ``wait_limit_s``.
+        ``CudaConfig``, which override both the tuning and the plan's blocks.
         """
         import torch.distributed as dist
 
@@ -201,14 +207,13 @@ class CudaBackend:
         if self._ctx is None:
             raise UsageError("the cuda backend is not started")
         overrides = block_overrides(plan.config) | options.extra
-        limit_s = float(overrides.pop("wait_limit_s", WAIT_LIMIT_S))
         programs = self._programs(options.cores)
         config = choose(plan.problem, programs, **overrides)
         self._ctx.phase("allocation of symmetric memory", waiting=True)
         size = symmetric_bytes(plan.problem, config)[1]
         memory = symmetric_memory(size, self._group or dist.group.WORLD, self.device())
-        engine = CudaEngine(plan.problem, config, memory, limit_s, programs)
-        self._engines.append(engine)
+        engine = CudaEngine(plan.problem, config, memory, WAIT_SHARE * self._ctx.timeout_s, programs)
+        self._engines = [*self._open_engines(), engine]
         return engine
 
     def synchronize(self) -> None:
@@ -216,7 +221,7 @@ class CudaBackend:
         import torch
 
         torch.cuda.synchronize(self._index)
-        for engine in self._engines:
+        for engine in self._open_engines():
             engine.check()
 
     def finish(self) -> None:
@@ -226,13 +231,27 @@ class CudaBackend:
             ctx, self._ctx = self._ctx, None
             ctx.close()
 
-    def _check_peers(self, local_world: int) -> None:
-        """Refuse a GPU that cannot read and write its peers' memory."""
+    def _open_engines(self) -> list[CudaEngine]:
+        return [engine for engine in self._engines if engine.is_open]
+
+    def _check_peers(self) -> None:
+        """Refuse a GPU that cannot read and write the memory of the GPUs that its host's other ranks use. Collective.
+
+        A process that was given one GPU alone calls it 0 like the others theirs, and cannot ask.
+        """
         import torch
 
-        for peer in range(local_world):
-            if peer != self._index and not torch.cuda.can_device_access_peer(self._index, peer):
-                raise EnvironmentFault(
-                    f"GPU {self._index} cannot access the memory of GPU {peer}, which the kernel needs; "
-                    "see `nvidia-smi topo -p2p rw`, and choose others with CUDA_VISIBLE_DEVICES"
-                )
+        from agcli.agreement import gather_notes, raise_together
+
+        host = socket.gethostname()
+        places = [note.rpartition(" ") for note in gather_notes(f"{host} {self._index}", self._group)]
+        peers = {int(index) for where, _, index in places if where == host} - {self._index}
+        seen = [peer for peer in sorted(peers) if peer < torch.cuda.device_count()]
+        cut = [peer for peer in seen if not torch.cuda.can_device_access_peer(self._index, peer)]
+        fault = None
+        if cut:
+            fault = EnvironmentFault(
+                f"GPU {self._index} cannot access the memory of GPU {', '.join(map(str, cut))}, which the kernel "
+                "needs; see `nvidia-smi topo -p2p rw`, and choose others with --devices or CUDA_VISIBLE_DEVICES"
+            )
+        raise_together(fault, self._group)

@@ -13,8 +13,9 @@ flag has reached n times its number of units.
   from a kernel that began after its kernel of call n - 2 had ended, and by then p has read all it will of call n - 2.
 - *No flag lies.* p adds to a flag for call n only after its call n - 1 is complete, so a flag that has reached n times
   the units has seen all units of all calls up to n. A later call may have raised it further: hence "reached".
-- *Every wait ends*, if all ranks call equally often: pushing never waits for anything, and all programs of a launch are
-  resident at once.
+- *Every wait ends*, if all ranks call equally often and, where there are several operators, in the same order and one
+  at a time: pushing never waits for anything, and all programs of a launch are resident at once, unless another
+  operator's launch on another stream takes their place.
 
 The number of the call lives on the device, one copy a program, read and advanced by that program alone: so a CUDA graph
 of a call replays correctly, and calls from graphs and from Python may follow each other.
@@ -25,17 +26,19 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agcli.backends.cuda_tuning import CudaConfig, push_every_ns
-from agcli.errors import EnvironmentFault
-from agcli.problem import INT32_MAX, cdiv
+from agcli.errors import AgGemmError, EnvironmentFault
+from agcli.problem import INT32_MAX, KernelConfig, Plan, cdiv
 
 if TYPE_CHECKING:
     import torch
 
     from agcli.problem import Problem
 
+ANY_BLOCKS = (64, 128, 32)  # block_m, block_n and block_k of the kernel with addresses
 LAUNCHES_KEPT = 256  # prepared launches (sets of operand addresses) an engine remembers
 ALIGNMENT = 16  # bytes: what tensor descriptors ask of addresses and row strides
 ROWS_AT_ONCE = 128  # at most, of a tile or a push unit: offsets in those are 32-bit where descriptors are used
@@ -67,37 +70,44 @@ class PeerMemory:
     """Memory of one rank that its peers write.
 
     ``local`` holds its bytes, ``bases`` the address of every rank's memory as this rank sees it; ``meet`` returns once
-    all ranks have called it.
+    all ranks have called it, or raises, on all of them, the faults that they bring.
     """
 
     rank: int
     local: torch.Tensor
     bases: list[int]
-    meet: Callable[[], None]
+    meet: Callable[[AgGemmError | None], None]
     owner: Any = None  # what keeps the peers' mappings alive
 
 
 def symmetric_memory(size: int, group: Any, device: torch.device) -> PeerMemory:
-    """``size`` bytes on every rank of ``group``, each mapped by all. Collective."""
+    """``size`` bytes on every rank of ``group``, each mapped by all. Collective; a fault is raised on all ranks."""
     import torch
     import torch.distributed as dist
     import torch.distributed._symmetric_memory as symm_mem
 
-    rank = dist.get_rank(group)
+    from agcli.agreement import raise_together
+
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    meet = partial(raise_together, group=group)
+    fault = None
     try:
-        if dist.get_world_size(group) == 1:  # nobody to share it with
-            local = torch.empty(size, dtype=torch.uint8, device=device)
-            return PeerMemory(rank, local, [local.data_ptr()], lambda: None)
-        local = symm_mem.empty(size, dtype=torch.uint8, device=device)
-        handle = symm_mem.rendezvous(local, group=group.group_name)
+        empty = symm_mem.empty if world > 1 else torch.empty  # alone there is nobody to share it with
+        local = empty(size, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError as e:
-        raise EnvironmentFault(
-            f"out of GPU memory: the symmetric buffer needs {size} bytes; lower --m or --k ({e})"
-        ) from e
+        fault = EnvironmentFault(f"out of GPU memory: the symmetric buffer needs {size} bytes; lower --m or --k ({e})")
     except RuntimeError as e:
-        raise EnvironmentFault(f"symmetric memory of {size} bytes was refused: {e}") from e
+        fault = EnvironmentFault(f"symmetric memory of {size} bytes was refused: {e}")
+    meet(fault)
+    if world == 1:
+        return PeerMemory(rank, local, [local.data_ptr()], meet)
+    try:
+        handle = symm_mem.rendezvous(local, group=group.group_name)
+    except RuntimeError as e:
+        fault = EnvironmentFault(f"symmetric memory of {size} bytes cannot be shared: {e}")
+    meet(fault)
     offset = local.data_ptr() - int(handle.buffer_ptrs[rank])  # of the tensor in its allocation, alike on all ranks
-    return PeerMemory(rank, local, [int(p) + offset for p in handle.buffer_ptrs], lambda: dist.barrier(group), handle)
+    return PeerMemory(rank, local, [int(p) + offset for p in handle.buffer_ptrs], meet, handle)
 
 
 def symmetric_bytes(problem: Problem, config: CudaConfig) -> tuple[int, int]:
@@ -114,7 +124,12 @@ def local_memory(problem: Problem, config: CudaConfig) -> list[PeerMemory]:
     size = symmetric_bytes(problem, config)[1]
     parts = [torch.zeros(size, dtype=torch.uint8, device="cuda") for _ in range(problem.world)]
     bases = [part.data_ptr() for part in parts]
-    return [PeerMemory(rank, part, bases, lambda: None) for rank, part in enumerate(parts)]
+    return [PeerMemory(rank, part, bases, _raise_own) for rank, part in enumerate(parts)]
+
+
+def _raise_own(fault: AgGemmError | None) -> None:
+    if fault is not None:
+        raise fault
 
 
 class CudaEngine:
@@ -136,17 +151,33 @@ class CudaEngine:
         self._memory: PeerMemory | None = memory
         self._shard_bytes = problem.m * problem.k * problem.itemsize
         self._flags_offset, _ = symmetric_bytes(problem, config)
+        self._calls = 0
+        self._told = False  # of a wait in vain
+        self._compiled: dict[Any, Any] = {}
+        self._launches: dict[Any, Any] = {}
+        fault = None
+        try:
+            self._allocate(memory)
+        except torch.OutOfMemoryError as e:
+            fault = EnvironmentFault(f"out of GPU memory beside the symmetric buffer: lower --m or --n ({e})")
+        # No peer may push before every rank has cleared its flags.
+        torch.cuda.synchronize(device)
+        memory.meet(fault)
+
+    def _allocate(self, memory: PeerMemory) -> None:
+        """What launches need beside their operands; flags cleared, and both slots full of NaN."""
+        import torch
+
+        problem, config, device = self.problem, self.config, memory.local.device
         tiles_m, tiles_n = config.tiles(problem)
         split_tiles = problem.world * tiles_m * tiles_n if config.split_k > 1 else 0
         halves = split_tiles * config.split_k * config.block_m * config.block_n
-        try:
-            self._halves = torch.empty(halves, dtype=torch.float32, device=device)
-            self._turns = torch.zeros(max(split_tiles, 1), dtype=torch.int32, device=device)
-        except torch.OutOfMemoryError as e:
-            raise EnvironmentFault(f"out of GPU memory: split K needs {halves * 4} bytes ({e})") from e
+        self._halves = torch.empty(halves, dtype=torch.float32, device=device)
+        self._turns = torch.zeros(max(split_tiles, 1), dtype=torch.int32, device=device)
         memory.local[self._flags_offset :].zero_()
         data = memory.local[: 2 * problem.world * self._shard_bytes]
         self._gathered = data.view(self.dtype).view(2 * problem.world * problem.m, problem.k)
+        self._gathered.fill_(float("nan"))
         self._bases = torch.tensor(memory.bases, dtype=torch.int64, device=device)
         # Of each program the number of calls, and behind them whether one waited in vain.
         self._epochs = torch.zeros(2 * self._programs, dtype=torch.int32, device=device)
@@ -154,12 +185,6 @@ class CudaEngine:
         # look at a tensor costs a tenth of a call.
         self._error = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._failure = ctypes.c_int32.from_address(self._error.data_ptr())
-        self._calls = 0
-        self._compiled: dict[Any, Any] = {}
-        self._launches: dict[Any, Any] = {}
-        # No peer may push before every rank has cleared its flags.
-        torch.cuda.synchronize(device)
-        memory.meet()
 
     def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
         """Enqueue ``c = all_gather(a) @ b`` on the current stream; a ``[M, K]``, b ``[K, N]``, c ``[W * M, N]``.
@@ -253,7 +278,7 @@ class CudaEngine:
                 self._flags_offset,
                 self._limit_ns,
             ),
-            *(self.config, p.world, 64, 128, 32),
+            *(self.config, p.world, *ANY_BLOCKS),
         )
         return allgather_gemm_any_kernel, arguments, {"num_warps": 8}
 
@@ -261,10 +286,19 @@ class CudaEngine:
         """Raise what a kernel reported: a peer whose data did not come in time."""
         code = self._failure.value
         if code:
+            self._told = True
             raise EnvironmentFault(
                 f"rank {self.rank} waited {self._limit_ns / 1e9:g} s for data of rank {code - 1}, which did not come: "
                 "that rank died, hangs, or made fewer calls. The results are wrong and this operator cannot go on."
             )
+
+    @property
+    def plan(self) -> Plan:
+        """The problem with the blocks of contiguous operands' kernel, a call being one iteration."""
+        p, g = self.problem, self.config
+        described = self._hopper and p.n * p.itemsize % ALIGNMENT == 0 and p.k * p.itemsize % ALIGNMENT == 0
+        blocks = (g.block_m, g.block_n, g.block_k) if described else ANY_BLOCKS
+        return Plan(p, KernelConfig(*blocks, g.push_m, g.push_k, pvalue=cdiv(p.m, blocks[0]), transport="store"))
 
     def poison(self) -> None:
         """Fill with NaN the slot of the last call, in stream order: the peers' next pushes go to the other one."""
@@ -275,15 +309,25 @@ class CudaEngine:
         """The slot of the last ``run``, if no graph replayed calls."""
         return {"first_slot": self._calls & 1}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it still holds memory."""
+        return self._memory is not None
+
     def close(self) -> None:
-        """Free the symmetric memory. Collective: peers may still be pushing into it until all are here."""
+        """Free all memory, then raise what a kernel reported, unless ``check`` did. Collective.
+
+        Peers may still be pushing into the symmetric memory until all are here.
+        """
         import torch
 
         if self._memory is None:
             return
         torch.cuda.synchronize(self._memory.local.device)
-        self._memory.meet()
+        self._memory.meet(None)
         self._launches.clear()
         self._compiled.clear()
-        del self._gathered
+        del self._gathered, self._halves, self._turns
         self._memory = None
+        if not self._told:
+            self.check()

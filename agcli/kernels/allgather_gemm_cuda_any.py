@@ -97,7 +97,7 @@ def allgather_gemm_any_kernel(
             b = tl.load(b_tile, mask=in_k[:, None] & (cols < N)[None, :], other=0.0)
             acc = tl.dot(a, b, acc)
             a_tile += BLOCK_K * col_stride
-            b_tile += BLOCK_K * b_row
+            b_tile += BLOCK_K * (wide * b_row)
         c_tile = c_ptr + (source * wide * M + rows)[:, None] * c_row + cols[None, :] * c_col
         tl.store(c_tile, acc.to(dtype), mask=(rows < M)[:, None] & (cols < N)[None, :])
     tl.store(epochs_ptr + tl.program_id(0), epoch)

@@ -124,10 +124,24 @@ def test_ranks_of_one_gpu_agree_with_the_reference(case: tuple[int, int, int, st
         ranks.assert_right(a, b, c)
 
 
-def test_rows_of_c_may_be_further_apart_than_32_bits_count() -> None:
-    ranks = Ranks(Problem(100, 96, 64, 2))
+def far_apart(matrix: torch.Tensor) -> torch.Tensor:
+    """The same matrix, its rows so far apart that 32 bits count no 64 of them, in steps of 16 bytes."""
+    rows, cols = matrix.shape
+    wide = torch.empty((rows, 2**26 + 8), device="cuda", dtype=matrix.dtype)[:, :cols]
+    return wide.copy_(matrix)
+
+
+@pytest.mark.parametrize("operand", ["a", "b", "c"])
+def test_rows_may_be_further_apart_than_32_bits_count(operand: str) -> None:
+    ranks = Ranks(Problem(100, 96, 128, 2))
     a, b = ranks.operands()
-    c = [[torch.full((200, 2**25 + 8), torch.nan, device="cuda", dtype=torch.float16)[:, :96]] for _ in ranks.engines]
+    c = ranks.results(1)
+    if operand == "a":
+        a[0] = far_apart(a[0])
+    elif operand == "b":
+        b[0] = far_apart(b[0])
+    else:
+        c[0][0] = far_apart(c[0][0])
     ranks.run(a, b, c)
     ranks.assert_right(a, b, c)
 
@@ -244,6 +258,18 @@ def test_a_peer_that_never_calls_is_reported() -> None:
         ranks.engines[1].check()
     with pytest.raises(EnvironmentFault, match="cannot go on"):
         ranks.engines[1].run(a[1], b[1], c[1][0])
+    ranks.engines[1].close()  # says nothing anew
+
+
+def test_a_wait_in_vain_that_nobody_asked_about_is_told_at_the_end() -> None:
+    ranks = Ranks(Problem(256, 256, 256, 2), wait_limit_s=0.3)
+    a, b = ranks.operands()
+    c = ranks.results(1)
+    ranks.engines[1].run(a[1], b[1], c[1][0])
+    with pytest.raises(EnvironmentFault, match=r"rank 1 waited 0\.3 s for data of rank 0"):
+        ranks.engines[1].close()
+    assert not ranks.engines[1].is_open
+    ranks.engines[0].close()
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
