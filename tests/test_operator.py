@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from agcli import AllGatherGemm
 from agcli.chips import chip_by_name
-from agcli.errors import UsageError
+from agcli.errors import EnvironmentFault, UsageError
 from agcli.launch import Job, launch
 from agcli.operands import check_operands, strides_of
 from agcli.operator import JobContext
@@ -117,6 +118,18 @@ def test_a_ranks_place_is_its_jobs_with_global_and_local_rank_kept_apart(monkeyp
 def test_without_a_job_it_says_how_to_get_one() -> None:
     with pytest.raises(UsageError, match="init_process_group first"):
         AllGatherGemm(1, 1, 1, backend="cpu")
+
+
+def test_synchronize_tells_what_went_wrong_in_queued_calls() -> None:
+    def synchronize() -> None:
+        raise EnvironmentFault("rank 1 waited in vain")
+
+    gemm: Any = object.__new__(AllGatherGemm)
+    gemm._engine, gemm._platform = object(), SimpleNamespace(backend=SimpleNamespace(synchronize=synchronize))
+    with pytest.raises(EnvironmentFault, match="in vain"):
+        gemm.synchronize()
+    gemm._engine = None
+    gemm.synchronize()  # closed: nothing is queued
 
 
 # -- operands --------------------------------------------------------------------------------------------------------
