@@ -199,7 +199,7 @@ def _folder(save: Path | None) -> Iterator[Path]:
         raise UsageError(f"cannot write to {save}: {error} (--save)") from error
     for name in STAGES:
         (save / name).unlink(missing_ok=True)
-    yield save
+    yield save.absolute()  # the compilers run in it
 
 
 def _front_end(request: CompileRequest, toolchain: Toolchain, folder: Path) -> None:

@@ -121,3 +121,13 @@ def test_help_loads_neither_torch_nor_a_compiler() -> None:
         "sys.exit(str([m for m in ('torch', 'triton', 'agcli.compiler.compile') if m in sys.modules]) != '[]')"
     )
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_stages_are_kept_in_a_folder_given_relative_to_here(
+    toolchain: Toolchain, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, err = run(capfd, "compile", "--save", "a/b")
+    assert (status, err) == (0, "")
+    assert "memref" in (tmp_path / "a/b/hivm.mlir").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
