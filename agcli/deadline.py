@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 AGAIN_S = 0.1  # until the next attempt, where nothing handles the signal yet
+LONGEST_S = 1e9  # 31 years; the system's timers cannot be set to any number
 
 
 @dataclass
@@ -38,7 +39,7 @@ def deadline(seconds: float) -> Iterator[Deadline]:
             signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, LONGEST_S))
     try:
         yield limit
     finally:

@@ -192,3 +192,9 @@ def test_a_deadline_without_a_handler_only_tells() -> None:
         time.sleep(0.05)
     assert limit.passed
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+def test_a_deadline_may_be_as_late_as_one_likes() -> None:
+    with deadline(6e13) as limit:
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 1e8
+    assert not limit.passed
