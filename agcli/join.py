@@ -27,9 +27,10 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from agcli import stops
 from agcli.errors import EnvironmentFault, Interrupted
 from agcli.jobenv import JobEnv
-from agcli.launch import OnData, OnProgress, caught_signals, remove_leftovers
+from agcli.launch import OnData, OnProgress, remove_leftovers
 from agcli.outcome import SETTLE_S, Job, RankResult, RankState, died, ended, reported, timed_out
 from agcli.rank import NEVER, Message, Place, RankContext, prefixed, run_target, tcp_store
 
@@ -53,7 +54,8 @@ class Joined:
         """End this process with ``status``, after rank 0 has printed: torchrun ends all as soon as one has failed."""
         sys.stdout.flush()
         sys.stderr.flush()
-        with contextlib.suppress(Exception):  # whoever is gone has left: that is what is waited for
+        stops.finish()
+        with contextlib.suppress(Exception, KeyboardInterrupt):  # whoever is gone has left: that is what is waited for
             self._board.part()
         if self._stuck:
             os._exit(status)
@@ -89,7 +91,7 @@ def run_joined(
     )
     thread = threading.Thread(target=_call, args=(job, ctx, board), name="agcli-rank", daemon=True)
     thread.start()
-    with caught_signals() as caught:
+    with stops.held(keep=True) as caught:
         try:
             results = board.watch(on_progress if env.rank == 0 else None, on_data, caught)
         except _store_errors():
@@ -97,9 +99,10 @@ def run_joined(
         finally:
             if env.local_rank == 0:
                 remove_leftovers(board.run_id)
-    if caught:
-        atexit.register(_end_at_once, thread, 128 + caught[0])
-        raise Interrupted(caught[0])
+        if caught:
+            atexit.register(_end_at_once, thread, 128 + caught[0])
+            if not all(r.ok for r in results):
+                raise Interrupted(caught[0])
     thread.join(timeout=0 if any(not r.ok for r in results) else None)
     return Joined(results, env.rank == 0 or board.is_lost, board, thread.is_alive())
 

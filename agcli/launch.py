@@ -21,9 +21,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
@@ -44,6 +43,7 @@ from agcli.outcome import (
     with_logs,
 )
 from agcli.rank import Place, RankSpec
+from agcli.stops import held
 
 __all__ = ["Interrupted", "Job", "RankResult", "failure", "launch", "rank_names"]
 
@@ -78,35 +78,20 @@ def launch(
     ``on_progress(done, total)`` gets sums over all ranks, in the ranks' unit; ``on_data(rank, data)`` what a rank
     publishes, while it runs. ``env`` is added to the ranks' environment.
     Raises ``Interrupted`` on INT or TERM, ``EnvironmentFault`` if a process cannot be started; both after clean-up.
+    Within ``stops.until_delivered`` a signal that comes when all ranks have reported is raised only at the end of that.
     """
     if len(devices) != world or world < 1:
         raise ValueError(f"launch needs one device per rank: world is {world}, devices are {list(devices)}")
-    with caught_signals() as caught:
+    with held(keep=True) as caught:
         run = _Run(job, devices, timeout_s, on_progress, on_data, caught)
         try:
             run.start(_rank_environment(os.environ, world, env or {}))
             run.watch()
         finally:
             run.end()
-    if caught:
-        raise Interrupted(caught[0])
-    return run.results()
-
-
-@contextlib.contextmanager
-def caught_signals() -> Iterator[list[int]]:
-    """INT and TERM are noted in the list this yields, instead of breaking into whatever runs (main thread only)."""
-    caught: list[int] = []
-    before: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # `nohup` and background jobs stay deaf
-                before[number] = signal.signal(number, lambda n, _frame: caught.append(n))
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if caught and not run.complete:
+            raise Interrupted(caught[0])
+        return run.results()
 
 
 HOST_HEAP_BYTES = 2**30
@@ -341,6 +326,11 @@ class _Run:
         self._release()
         os.close(self._held)
         remove_leftovers(self._run_id)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank has reported a value."""
+        return len(self._children) == len(self._devices) and all(c.result and c.result.ok for c in self._children)
 
     def _release(self) -> None:
         if self._hold >= 0:

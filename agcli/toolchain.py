@@ -16,18 +16,16 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import NoReturn
 
-from agcli.errors import EnvironmentFault, Interrupted
+from agcli import children, stops
+from agcli.errors import EnvironmentFault
 
 TRITON_ASCEND, ASCENDNPU_IR = "3.2.0", "1.2.0"
 # triton-ascend declares no dependencies; it needs pybind11 to be imported.
@@ -98,7 +96,7 @@ def install(on_step: Callable[[str], None] = lambda text: None, force: bool = Fa
     """
     _check_platform()
     place = toolchain_dir()
-    with _locked(place), _term_as_interrupt():
+    with _locked(place), stops.handled():
         if not force and (found := _private(place)) is not None:
             return found
         _check_place(place)
@@ -159,7 +157,7 @@ def _fits(python: str) -> bool:
     """Whether ``python`` starts, has one of the versions and can make virtual environments."""
     code = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
     try:
-        run = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        run = children.run([python, "-c", code], timeout_s=60)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return run.returncode == 0 and run.stdout.strip() in [f"{major}.{minor}" for major, minor in PYTHONS]
@@ -224,7 +222,8 @@ def _run(command: list[str], what: str, stdin: str = "") -> None:
     """Run a step of the installation. Raises EnvironmentFault with its last lines."""
     timeout_s = INSTALL_TIMEOUT_S if "pip" in command else PROBE_TIMEOUT_S
     try:
-        run = subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=timeout_s)
+        with tempfile.TemporaryDirectory(prefix="ag-gemm-toolchain-") as scratch:  # pip leaves some when it is killed
+            run = children.run(command, timeout_s=timeout_s, stdin=stdin, env={**os.environ, "TMPDIR": scratch})
     except subprocess.TimeoutExpired as error:
         raise EnvironmentFault(f"{what} took more than {timeout_s} s; nothing was installed") from error
     if run.returncode == 0:
@@ -287,20 +286,3 @@ def _locked(place: Path) -> Iterator[None]:
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-@contextlib.contextmanager
-def _term_as_interrupt() -> Iterator[None]:
-    """TERM breaks off what runs, as Ctrl-C does, so that it cleans up (main thread only)."""
-
-    def interrupt(number: int, frame: object) -> NoReturn:
-        raise Interrupted(number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

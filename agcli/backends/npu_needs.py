@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from agcli import children
 from agcli.backends.base import Need
 from agcli.chips import CHIPS, Chip
 
@@ -71,7 +72,7 @@ def present_chip() -> Chip | None:
     if tool is None:
         return None
     try:
-        ran = subprocess.run([tool, "info"], capture_output=True, text=True, timeout=NPU_SMI_TIMEOUT_S, check=False)
+        ran = children.run([tool, "info"], timeout_s=NPU_SMI_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return chip_in(ran.stdout)

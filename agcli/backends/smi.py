@@ -12,6 +12,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
+from agcli import children
+
 TIMEOUT_S = 2.0  # of each tool; both questions are asked at the same time
 
 Inventory = list[tuple[str, str]]
@@ -95,9 +97,7 @@ def _output(command: list[str]) -> str:
     if shutil.which(command[0]) is None:
         return ""
     try:
-        ran = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
+        ran = children.run(command, timeout_s=TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
         return ""
-    return ran.stdout
+    return ran.stdout if ran.returncode == 0 else ""

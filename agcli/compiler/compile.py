@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agcli import children
 from agcli.chips import Chip, has_udma
 from agcli.compiler import hivm, lowering
 from agcli.compiler.mlir import MlirError
@@ -342,10 +343,7 @@ def _object_file(
 def _run(command: list[str], toolchain: Toolchain, folder: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run one of the compilers. Raises EnvironmentFault if it does not start or end."""
     try:
-        return subprocess.run(
-            command, input=stdin, capture_output=True, text=True, errors="replace",
-            env=toolchain.environment(), cwd=folder, timeout=STEP_TIMEOUT_S,
-        )  # fmt: skip
+        return children.run(command, timeout_s=STEP_TIMEOUT_S, stdin=stdin, cwd=folder, env=toolchain.environment())
     except subprocess.TimeoutExpired as error:
         raise EnvironmentFault(f"{Path(command[0]).name} took more than {STEP_TIMEOUT_S} s") from error
     except OSError as error:
