@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TextIO
 
-from agcli import bench_compare, shapes
+from agcli import bench_compare, outputs, shapes, stops
 from agcli.bench_hooks import BenchHooks, hooks_of
 from agcli.bench_plan import BenchPlan, pick
 from agcli.bench_plot import check_plot, plot
@@ -17,7 +17,7 @@ from agcli.bench_report import print_report, to_csv, to_json
 from agcli.bench_rows import IMPLEMENTATIONS, BenchReport, Row, Setup, rows_from_json
 from agcli.errors import KernelFault, UsageError
 from agcli.outcome import Job
-from agcli.outputs import check_distinct, check_writable, people_stream, reserved_stdout, write_report
+from agcli.outputs import check_distinct, check_writable, people_stream, reserved_stdout
 from agcli.problem import ITEMSIZE, Plan, default_config
 from agcli.progress import OnProgress, progress_bar
 from agcli.report import versions_of
@@ -139,20 +139,21 @@ class Outputs:
 
     def deliver(self, report: BenchReport, stdout: TextIO) -> int:
         """Print and write the report; the exit status that it asks for. Only a complete one is drawn and compared."""
-        people = people_stream(stdout, self.json, self.csv)
-        print_report(report, people)
-        for path, make in ((self.json, to_json), (self.csv, to_csv)):
-            if path is not None:
-                write_report(make(report), path, stdout)
-        passed = report.passed
-        if self.plot is not None and report.complete:
-            plot(report, self.plot)
-        if self.compare is not None and report.complete:
-            comparison = bench_compare.compare(report, bench_compare.read_report(self.compare), self.allowed)
-            bench_compare.print_comparison(comparison, people)
-            passed = passed and comparison.passed
-        stdout.flush()
-        return 0 if passed else KernelFault.exit_status
+        reports = [(self.json, lambda: to_json(report)), (self.csv, lambda: to_csv(report))]
+        passed = [report.passed]
+
+        def draw() -> None:
+            if self.plot is not None and report.complete:
+                plot(report, self.plot)
+
+        def compare() -> None:
+            if self.compare is not None and report.complete:
+                comparison = bench_compare.compare(report, bench_compare.read_report(self.compare), self.allowed)
+                bench_compare.print_comparison(comparison, people_stream(stdout, self.json, self.csv))
+                passed.append(comparison.passed)
+
+        outputs.deliver(lambda stream: print_report(report, stream), reports, stdout, draw, compare)
+        return 0 if all(passed) else KernelFault.exit_status
 
 
 class Collector:
@@ -216,7 +217,7 @@ def run(machine: Machine, plan: BenchPlan, outputs: Outputs, timeout_s: float, d
     _warn_of_length(plan)
     collector = Collector()
     job = Job(RANK_TARGET, plan.to_json())
-    with reserved_stdout() as stdout:
+    with stops.until_delivered(), reserved_stdout() as stdout:
         try:
             with progress_bar("% of the work") as bar:
                 ranks = run_ranks(machine, job, timeout_s, _percent(bar), collector.on_data)

@@ -145,14 +145,13 @@ def _compile(
     from agcli.compiler.compile import compile_kernel
     from agcli.compiler.sweep import nearest_fits
     from agcli.errors import KernelFault
-    from agcli.outputs import people_stream, write_report
+    from agcli.outputs import deliver
 
     report = compile_kernel(request, toolchain, save)
     if report.overflows:
         report.suggestions = nearest_fits(request, report, toolchain)
-    print_report(report, toolchain, people_stream(stdout, json))
-    if json is not None:
-        write_report(to_json(report, toolchain), json, stdout)
+    reports = [(json, lambda: to_json(report, toolchain))]
+    deliver(lambda stream: print_report(report, toolchain, stream), reports, stdout)
     return 0 if report.fits else KernelFault.exit_status
 
 
@@ -165,7 +164,7 @@ def _sweep(
     from agcli.compiler.compile import KernelSource
     from agcli.compiler.sweep import configurations, parse_axis, sweep
     from agcli.errors import KernelFault
-    from agcli.outputs import people_stream, write_report
+    from agcli.outputs import deliver
     from agcli.problem import ITEMSIZE
     from agcli.progress import progress_bar
 
@@ -178,9 +177,7 @@ def _sweep(
     ]
     with progress_bar("compilations") as on_progress:
         rows = sweep(requests, toolchain, on_progress)
-    print_sweep(rows, people_stream(stdout, json))
-    if json is not None:
-        write_report(sweep_to_json(rows, toolchain), json, stdout)
+    deliver(lambda stream: print_sweep(rows, stream), [(json, lambda: sweep_to_json(rows, toolchain))], stdout)
     own_kernel = bases[0].kernel == KernelSource()  # the formulas are about no other
     right = all(row.agrees or (row.only_too_large and not own_kernel) for row in rows)
     return 0 if right and any(row.report.fits for row in rows) else KernelFault.exit_status
@@ -209,21 +206,25 @@ def status(debug: opt.Debug = False) -> int:
 def remove(debug: opt.Debug = False) -> int:
     """Delete the private environment."""
     from agcli import toolchain
+    from agcli.outputs import reserved_stdout
 
     place = toolchain.toolchain_dir()
-    print(f"removed {place}" if toolchain.remove() else f"there is no toolchain in {place}")
+    text = f"removed {place}" if toolchain.remove() else f"there is no toolchain in {place}"
+    with reserved_stdout() as stdout:
+        stdout.write(text + "\n")
     return 0
 
 
 def _show(toolchain: Toolchain) -> None:
+    from agcli.outputs import reserved_stdout
     from agcli.screen import render_fields
 
     origin = {"private": "made by 'ag-gemm toolchain install'", "installed": "installed beside ag-gemm"}
-    render_fields(
-        [
-            ("toolchain", origin[toolchain.origin]),
-            ("triton-ascend", f"{toolchain.triton_ascend}, {toolchain.python}"),
-            ("ascendnpu-ir", f"{toolchain.ascendnpu_ir}, {toolchain.bishengir_bin}"),
-            ("hivmc", toolchain.hivmc or "not found: compilation ends before the object file (it is part of CANN)"),
-        ]
-    )
+    fields = [
+        ("toolchain", origin[toolchain.origin]),
+        ("triton-ascend", f"{toolchain.triton_ascend}, {toolchain.python}"),
+        ("ascendnpu-ir", f"{toolchain.ascendnpu_ir}, {toolchain.bishengir_bin}"),
+        ("hivmc", toolchain.hivmc or "not found: compilation ends before the object file (it is part of CANN)"),
+    ]
+    with reserved_stdout() as stdout:
+        render_fields(fields, stdout)

@@ -19,14 +19,13 @@ def doctor(
 ) -> int:
     """Say what this machine can run, what is missing, and how to get it. Exit 0 if --backend (auto: any) is ready."""
     from agcli.doctor import examine
-    from agcli.outputs import check_writable, people_stream, reserved_stdout, write_report
+    from agcli.outputs import check_writable, deliver, reserved_stdout
 
     check_writable(json, "--json")
     with reserved_stdout() as stdout:
         diagnosis = examine()
-        print_diagnosis(diagnosis, people_stream(stdout, json))
-        if json is not None:
-            write_report(json_module.dumps(diagnosis.to_json(), indent=2) + "\n", json, stdout)
+        reports = [(json, lambda: json_module.dumps(diagnosis.to_json(), indent=2) + "\n")]
+        deliver(lambda stream: print_diagnosis(diagnosis, stream), reports, stdout)
     return diagnosis.exit_status(backend.value)
 
 

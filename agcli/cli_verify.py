@@ -72,7 +72,7 @@ def verify(
 ) -> int:
     """Run the fused kernel on every rank and compare each result with PyTorch's all_gather and matmul."""
     kernel = opt.kernel_options(locals())
-    from agcli import failed_run, request
+    from agcli import failed_run, request, stops
     from agcli.outputs import reserved_stdout
     from agcli.problem import Problem
     from agcli.progress import progress_bar
@@ -93,7 +93,7 @@ def verify(
         problem = Problem(*request.sizes(m, n, k, machine.simulated), machine.world, dtype.value)
         plan = request.plan_for(machine, problem, kernel, soc)
         request.check_host_memory(machine, plan, operand_bytes(plan))
-    with reserved_stdout() as stdout:
+    with stops.until_delivered(), reserved_stdout() as stdout:
         with progress_bar("tiles launched and compared") as on_progress:
             ranks = request.run_ranks(machine, make_job(machine, plan, options, tuned_store), timeout, on_progress)
         error = request.report_failure(ranks, timeout, debug)

@@ -22,9 +22,9 @@ class Deadline:
 
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[Deadline]:
-    """After ``seconds`` this process gets a TERM, as soon as something handles it, as ``launch`` does while ranks run.
+    """After ``seconds`` this process gets a TERM, as soon as something handles it, as ``stops`` does in a command.
 
-    Until then, such as while a rank of a job imports torch, it only sets ``passed``. In the main thread only.
+    Until then it only sets ``passed``. In the main thread only.
     """
     limit = Deadline()
     if threading.current_thread() is not threading.main_thread():

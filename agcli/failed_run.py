@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TextIO
 from xml.etree import ElementTree
 
-from agcli import __version__
+from agcli import __version__, outputs
 from agcli.errors import AgGemmError
 from agcli.outcome import RankResult
-from agcli.outputs import write_report, xml_text
+from agcli.outputs import xml_text
 from agcli.problem import Plan
 from agcli.report import SCHEMA
 
@@ -70,7 +70,5 @@ def to_junit(run: FailedRun) -> str:
 
 def deliver(run: FailedRun, stdout: TextIO, json_path: Path | None, junit_path: Path | None) -> None:
     """Write the reports asked for; the message itself is on stderr already."""
-    for path, make in ((json_path, to_json), (junit_path, to_junit)):
-        if path is not None:
-            write_report(make(run), path, stdout)
-    stdout.flush()
+    reports = [(json_path, lambda: to_json(run)), (junit_path, lambda: to_junit(run))]
+    outputs.deliver(lambda _: None, reports, stdout)

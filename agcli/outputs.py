@@ -1,17 +1,22 @@
-"""Where reports go: files that are refused early or written whole, and a stdout with nothing else on it."""
+"""Where reports go: files that are refused early or written whole, and a stdout with nothing else on it.
+
+Whatever keeps one of them from being written, the others are, the text for people first.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 from xml.etree import ElementTree
 
 from agcli.errors import EnvironmentFault, UsageError
+from agcli.stops import held
 
 
 def check_writable(path: Path | None, option: str) -> None:
@@ -56,10 +61,52 @@ def write_file(path: Path, text: str) -> None:
             file.write(text)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
-    except OSError as error:
+    except BaseException as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise EnvironmentFault(f"{path} could not be written: {error.strerror or error}") from error
+
+
+Report = tuple[Path | None, Callable[[], str]]
+"""Where a report is wanted, if at all, and what makes its text."""
+
+
+def deliver(
+    print_for_people: Callable[[TextIO], object],
+    reports: Sequence[Report],
+    stdout: TextIO,
+    *more: Callable[[], object],
+) -> None:
+    """Print, then write every report that is wanted and can be written, then do ``more``; a stop waits for all of it.
+
+    Raises what went wrong first: EnvironmentFault, or BrokenPipeError where the reader of ``stdout`` went away.
+    """
+    wanted = [(path, make) for path, make in reports if path is not None]
+    people = people_stream(stdout, *(path for path, _ in wanted))
+    steps: list[Callable[[], object]] = [lambda: print_for_people(people), stdout.flush]
+    steps += [functools.partial(_write_made, make, path, stdout) for path, make in wanted]
+    errors: list[Exception] = []
+    with held():
+        for step in (*steps, *more, stdout.flush):
+            try:
+                step()
+            except (BrokenPipeError, EnvironmentFault) as error:
+                errors.append(error)
+            except OSError as error:
+                errors.append(stdout_fault(error))
+        if errors:
+            raise errors[0]
+
+
+def _write_made(make: Callable[[], str], path: Path, stdout: TextIO) -> None:
+    write_report(make(), path, stdout)
+
+
+def stdout_fault(error: OSError) -> EnvironmentFault:
+    """What to say where stdout takes no more."""
+    return EnvironmentFault(f"stdout could not be written: {error.strerror or error}")
 
 
 def write_report(text: str, path: Path, stdout: TextIO) -> None:
@@ -87,9 +134,27 @@ def _umask() -> int:
     return mask
 
 
+def open_standard_streams() -> None:
+    """Put the null device where stdin, stdout or stderr is closed, so that no file of ours takes its number.
+
+    Raises EnvironmentFault if it was stdout: no report could be read there.
+    """
+    closed = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if name in closed:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)  # open takes the lowest number, which is often this one
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+    if "stdout" in closed:
+        raise EnvironmentFault("stdout is closed; send it to /dev/null if nobody is to read it")
+
+
 @contextlib.contextmanager
 def reserved_stdout() -> Iterator[TextIO]:
-    """The real stdout, for the report alone: within, whatever libraries print there goes to stderr instead."""
+    """The real stdout, for the report alone: within, whatever libraries print there goes to stderr instead.
+
+    Raises EnvironmentFault if at the end not all could be written.
+    """
     stdout = sys.stdout
     try:
         stdout.flush()
@@ -99,12 +164,24 @@ def reserved_stdout() -> Iterator[TextIO]:
         with contextlib.redirect_stdout(sys.stderr):
             yield stdout
         return
+    report = open(kept, "w", encoding=stdout.encoding, errors=stdout.errors, closefd=False)  # noqa: SIM115
     try:
         os.dup2(sys.stderr.fileno(), fd)
-        with open(kept, "w", encoding=stdout.encoding, errors=stdout.errors, closefd=False) as report:
-            yield report
+        yield report
+        _flush(report)
     finally:
+        with contextlib.suppress(OSError):  # told already
+            report.close()
         with contextlib.suppress(OSError):
             stdout.flush()
         os.dup2(kept, fd)
         os.close(kept)
+
+
+def _flush(report: TextIO) -> None:
+    try:
+        report.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise stdout_fault(error) from error

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TextIO
 from xml.etree import ElementTree
 
-from agcli import __version__
+from agcli import __version__, outputs
 from agcli.errors import KernelFault
-from agcli.outputs import check_distinct, check_writable, people_stream, write_report, xml_text
+from agcli.outputs import check_distinct, check_writable, xml_text
 from agcli.problem import Plan
 from agcli.screen import Column, render_fields, render_table
 from agcli.verdict import BadRegions, FirstBad, Tolerance, Verdict
@@ -201,12 +201,9 @@ def check_outputs(json_path: Path | None, junit_path: Path | None) -> None:
 
 
 def deliver(report: VerifyReport, stdout: TextIO, json_path: Path | None, junit_path: Path | None) -> None:
-    """Write the files asked for, then print the table: to ``stdout``, or to stderr if a report went there (``-``)."""
-    for path, make in ((json_path, to_json), (junit_path, to_junit)):
-        if path is not None:
-            write_report(make(report), path, stdout)
-    print_report(report, people_stream(stdout, json_path, junit_path))
-    stdout.flush()
+    """Print the table, to ``stdout``, or to stderr if a report goes there (``-``); then write the files asked for."""
+    reports = [(json_path, lambda: to_json(report)), (junit_path, lambda: to_junit(report))]
+    outputs.deliver(lambda stream: print_report(report, stream), reports, stdout)
 
 
 def versions_of(descriptions: Sequence[Mapping[str, str]]) -> dict[str, str]:

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from agcli import request, smoke
+from agcli import outputs, request, smoke, stops
 from agcli.backends.base import Need
 from agcli.bench_hooks import hooks_of
 from agcli.bench_rows import rows_from_json
 from agcli.deadline import deadline
 from agcli.doctor import Diagnosis, examine
-from agcli.errors import AgGemmError, EnvironmentFault, Interrupted
+from agcli.errors import AgGemmError, EnvironmentFault
 from agcli.jobenv import JobEnv
 from agcli.outcome import Job, failure
-from agcli.outputs import people_stream, reserved_stdout, write_report
+from agcli.outputs import reserved_stdout
 from agcli.progress import progress_bar
 from agcli.report import versions_of
 from agcli.smoke import SmokePlan, cases, sanity_bench
@@ -42,21 +42,24 @@ class SmokeOptions:
 
 def run(options: SmokeOptions, job: JobEnv | None) -> int:
     """Examine, verify, time, report; the exit status. A stop by the user goes on as KeyboardInterrupt."""
-    with reserved_stdout() as stdout:
-        begin = time.monotonic()
-        collector = Collector(begin)
+    collector = Collector(time.monotonic(), options.backend)
+    with stops.until_delivered(), reserved_stdout() as stdout:
         try:
             collector.examined(examine(), options.backend)
             with request.one_voice(job):
                 machine = request.Machine.resolve(options.backend, options.world, options.devices, job)
                 plan = make_plan(machine, options.soc)
-        except AgGemmError as error:
+            collector.planned(machine, plan)
+            ranks = _run_ranks(machine, plan, options, collector)
+        except (AgGemmError, KeyboardInterrupt) as error:
+            collector.failed(error if isinstance(error, AgGemmError) else EnvironmentFault(str(error) or "interrupted"))
             if job is None or job.rank == 0:
-                collector.failed(error)
                 _deliver(collector.report(), options, stdout)
             raise
-        collector.planned(machine, plan)
-        return _run_ranks(machine, plan, options, collector, stdout)
+        report = collector.report()
+        if ranks.speaks:
+            _deliver(report, options, stdout)
+    return ranks.leave(report.exit_status)
 
 
 def make_plan(machine: request.Machine, soc: str | None) -> SmokePlan:
@@ -71,40 +74,34 @@ def make_plan(machine: request.Machine, soc: str | None) -> SmokePlan:
     return plan
 
 
-def _run_ranks(
-    machine: request.Machine, plan: SmokePlan, options: SmokeOptions, collector: Collector, stdout: TextIO
-) -> int:
+def _run_ranks(machine: request.Machine, plan: SmokePlan, options: SmokeOptions, collector: Collector) -> request.Ranks:
+    """All ranks' doings, which ``collector`` takes in. Raises EnvironmentFault when the time is up."""
     job = Job(smoke.RANK_TARGET, plan.to_json())
     with deadline(options.limit_s) as limit:
         try:
             with progress_bar("thousandths of all ranks' cases") as on_progress:
                 ranks = request.run_ranks(machine, job, options.timeout_s, on_progress, collector.on_data)
-        except Interrupted as stop:
+        except KeyboardInterrupt as stop:
+            if not limit.passed:
+                raise
             late = EnvironmentFault(f"the time was up after {options.limit_s / 60:g} minutes (--max-minutes)")
-            collector.failed(late if limit.passed else EnvironmentFault(str(stop)))
-            _deliver(collector.report(), options, stdout)
+            raise late from stop
+        finally:
             if limit.passed:
-                raise late from stop
-            raise
+                stops.forget()
     error = failure(ranks.results, options.timeout_s)
     if error is None:
         collector.on_values([result.value for result in ranks.results])
     else:
         collector.failed(error)
         request.report_failure(ranks, options.timeout_s, options.debug)
-    report = collector.report()
-    if ranks.speaks:
-        _deliver(report, options, stdout)
-    return ranks.leave(report.exit_status)
+    return ranks
 
 
 def _deliver(report: SmokeReport, options: SmokeOptions, stdout: TextIO) -> None:
-    """Write the files asked for, then print the table: to stderr, if a report goes to stdout."""
-    for path, make in ((options.json, to_json), (options.junit, to_junit)):
-        if path is not None:
-            write_report(make(report), path, stdout)
-    print_report(report, people_stream(stdout, options.json, options.junit))
-    stdout.flush()
+    """Print the table, to stderr if a report goes to stdout; then write the files asked for."""
+    reports = [(options.json, lambda: to_json(report)), (options.junit, lambda: to_junit(report))]
+    outputs.deliver(lambda stream: print_report(report, stream), reports, stdout)
 
 
 @dataclass

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from agcli import __version__, tuned
+from agcli import __version__, outputs, stops, tuned
 from agcli.bench_report import number
 from agcli.bench_run import Wanted
 from agcli.chips import Chip
 from agcli.errors import AgGemmError, EnvironmentFault, UsageError
 from agcli.outcome import Job
-from agcli.outputs import people_stream, reserved_stdout, write_report
+from agcli.outputs import reserved_stdout
 from agcli.problem import Problem
 from agcli.progress import progress_bar
 from agcli.request import Machine, report_failure, run_ranks
@@ -162,7 +162,7 @@ def run(machine: Machine, plan: TunePlan, store: Path, json_path: Path | None, t
     When the run fails or is stopped, what was best so far is kept all the same; a stop goes on as KeyboardInterrupt.
     """
     collector = Collector(plan)
-    with reserved_stdout() as stdout:
+    with stops.until_delivered(), reserved_stdout() as stdout:
         try:
             with progress_bar("per cent of all ranks' time") as on_progress:
                 job = Job(RANK_TARGET, plan.to_json())
@@ -187,14 +187,14 @@ def run(machine: Machine, plan: TunePlan, store: Path, json_path: Path | None, t
 def _keep(collector: Collector, store: Path, json_path: Path | None, stdout: TextIO, complete: bool) -> None:
     """Store, print and report. A store that fails is an error only after the rest, which has all that was found."""
     fault = None
-    try:
-        if collector.entries:
-            tuned.add(store, collector.entries)
-    except AgGemmError as error:
-        fault = error
-    collector.print(store if fault is None else None, people_stream(stdout, json_path))
-    if json_path is not None:
-        write_report(collector.to_json(store, complete), json_path, stdout)
-    stdout.flush()
-    if fault is not None:
-        raise fault
+    with stops.held():
+        try:
+            if collector.entries:
+                tuned.add(store, collector.entries)
+        except AgGemmError as error:
+            fault = error
+        stored = store if fault is None else None
+        reports = [(json_path, lambda: collector.to_json(store, complete))]
+        outputs.deliver(lambda stream: collector.print(stored, stream), reports, stdout)
+        if fault is not None:
+            raise fault

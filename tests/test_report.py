@@ -209,6 +209,44 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     assert [p.name for p in tmp_path.iterdir()] == ["report.json"]
 
 
+def test_a_stop_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        outputs.write_file(tmp_path / "report.json", "text")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whatever_cannot_be_written_the_rest_is() -> None:
+    """The table of a FAIL and the reports after the one that failed."""
+    stdout = io.StringIO()
+    with pytest.raises(EnvironmentFault, match="/dev/full could not be written: No space left on device"):
+        report.deliver(verify_report(RIGHT, WRONG), stdout, Path("/dev/full"), Path("-"))
+    assert ElementTree.fromstring(stdout.getvalue()).get("failures") == "1"
+
+
+def test_a_table_is_printed_before_a_report_fails(tmp_path: Path) -> None:
+    stdout, junit = io.StringIO(), tmp_path / "v.xml"
+    with pytest.raises(EnvironmentFault, match="/dev/full"):
+        report.deliver(verify_report(RIGHT, WRONG), stdout, Path("/dev/full"), junit)
+    assert "rank 1 FAIL" in stdout.getvalue()
+    assert stdout.getvalue().endswith("1 of 2 ranks passed\n")
+    assert ElementTree.parse(junit).getroot().get("failures") == "1"
+
+
+def test_a_reader_that_left_does_not_keep_files_from_being_written(tmp_path: Path) -> None:
+    class Left(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    path = tmp_path / "v.json"
+    with pytest.raises(BrokenPipeError):
+        report.deliver(verify_report(RIGHT), Left(), path, None)
+    assert json.loads(path.read_text())["result"] == "PASS"
+
+
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     outputs.write_file(tmp_path / "link", "text")

@@ -157,6 +157,15 @@ def test_a_platform_that_is_not_ready_is_reported_too(run: Any) -> None:
     assert "backend npu is not ready" in ran.last_line
 
 
+def test_a_report_that_cannot_be_written_hides_no_other(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    junit = tmp_path / "s.xml"
+    assert main(["smoke", "--backend", "npu", "--json", "/dev/full", "--junit", str(junit)]) == 3
+    out, err = capfd.readouterr()
+    assert "\nsmoke ERROR: " in out
+    assert err == "ag-gemm: error: /dev/full could not be written: No space left on device\n"
+    assert ElementTree.parse(junit).getroot().attrib["errors"] == "1"
+
+
 def test_what_one_rank_found_alone_is_no_pass() -> None:
     """A rank of a job that is stopped knows its own verdicts only."""
     cases = smoke.cases(())[:3]

@@ -9,10 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from agcli import __version__
+from agcli import __version__, outputs
 from agcli.check.findings import FAULTS, WARNINGS, Finding, Findings, Place
 from agcli.errors import KernelFault
-from agcli.outputs import people_stream, write_report
 from agcli.screen import Column, render_fields, render_table
 
 if TYPE_CHECKING:
@@ -99,10 +98,7 @@ class CheckReport:
 
 def deliver(report: CheckReport, stdout: TextIO, json_path: Path | None) -> None:
     """Print the report to ``stdout``, or to stderr if the JSON is to be there (``-``); write the file asked for."""
-    print_report(report, people_stream(stdout, json_path))
-    if json_path is not None:
-        write_report(to_json(report), json_path, stdout)
-    stdout.flush()
+    outputs.deliver(lambda stream: print_report(report, stream), [(json_path, lambda: to_json(report))], stdout)
 
 
 def print_report(report: CheckReport, stream: TextIO) -> None:
