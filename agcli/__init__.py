@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # as in typing, which takes longer to load than the interpreter to start
 
 __version__ = "0.1.0"
 __all__ = ["AllGatherGemm", "KernelConfig", "Problem", "__version__"]
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from agcli.problem import KernelConfig, Problem
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Load the public classes on first use: ``import agcli`` alone must not load torch."""
     if name == "AllGatherGemm":
         from agcli.operator import AllGatherGemm

@@ -15,8 +15,20 @@ from typing import Annotated, Any
 
 import typer
 
-from agcli import __version__, cli_bench, cli_check, cli_compile, cli_doctor, cli_smoke, cli_tune, cli_verify
+from agcli import (
+    __version__,
+    cli_bench,
+    cli_check,
+    cli_compile,
+    cli_doctor,
+    cli_smoke,
+    cli_tune,
+    cli_verify,
+    early,
+    stops,
+)
 from agcli.errors import AgGemmError, EnvironmentFault, UsageError
+from agcli.outputs import stdout_fault
 
 PROG = "ag-gemm"
 
@@ -44,8 +56,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run() -> None:
-    """Entry point of the console script."""
-    sys.exit(main())
+    """Run the process's own command line, and end the process."""
+    early.exit_at_once()
+    try:
+        status = main()
+    finally:
+        stops.finish()
+    sys.exit(status)
 
 
 def _fail(message: str, status: int) -> int:
@@ -53,34 +70,46 @@ def _fail(message: str, status: int) -> int:
     return status
 
 
-def _guarded(command: Callable[..., int]) -> Callable[..., int]:
-    """``command`` with every way of ending turned into an exit status and at most one message on stderr.
+def _stdout_failed(error: OSError) -> int:
+    """Say that not all of stdout could be written; what is left of it goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    gone = isinstance(error, BrokenPipeError)
+    text = "stdout was closed before the report was complete" if gone else str(stdout_fault(error))
+    return _fail(text, EnvironmentFault.exit_status)
 
-    A traceback is added if the command was given ``debug=True``. What nobody foresaw counts as the environment's fault.
-    """
+
+def _guarded(command: Callable[..., int]) -> Callable[..., int]:
+    """``command`` with every way of ending turned into an exit status and at most one message on stderr."""
 
     @functools.wraps(command)
     def guarded(*args: object, **kwargs: object) -> int:
         try:
-            return command(*args, **kwargs)
+            with stops.handled():
+                return _status_of(lambda: command(*args, **kwargs), bool(kwargs.get("debug")))
         except KeyboardInterrupt as stop:
-            signum = getattr(stop, "signum", 2)
-            print(f"{PROG}: {str(stop) or 'interrupted'}", file=sys.stderr)
-            return 128 + int(signum)  # as shells report a process that a signal ended
-        except BrokenPipeError:  # the reader of stdout went away; nothing more can be said to it
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return _fail("stdout was closed before the report was complete", EnvironmentFault.exit_status)
-        except Exception as error:
-            if isinstance(error, (typer.Exit, typer.Abort, _CLI_USAGE_ERROR)):
-                raise
-            if kwargs.get("debug"):
-                traceback.print_exc()
-            if isinstance(error, AgGemmError):
-                return _fail(str(error), error.exit_status)
-            hint = "" if kwargs.get("debug") else " (--debug shows where)"
-            return _fail(f"{type(error).__name__}: {error}{hint}", EnvironmentFault.exit_status)
+            return stops.tell(stop)
 
     return guarded
+
+
+def _status_of(call: Callable[[], int], debug: bool) -> int:
+    """The exit status that ``call`` returns, or that of its error, which is told.
+
+    A traceback is added with ``debug``. What nobody foresaw counts as the environment's fault.
+    """
+    try:
+        return call()
+    except BrokenPipeError as error:
+        return _stdout_failed(error)
+    except Exception as error:
+        if isinstance(error, (typer.Exit, typer.Abort, _CLI_USAGE_ERROR)):
+            raise
+        if debug:
+            traceback.print_exc()
+        if isinstance(error, AgGemmError):
+            return _fail(str(error), error.exit_status)
+        hint = "" if debug else " (--debug shows where)"
+        return _fail(f"{type(error).__name__}: {error}{hint}", EnvironmentFault.exit_status)
 
 
 def register(command: Callable[..., int], name: str | None = None, group: typer.Typer | None = None) -> None:

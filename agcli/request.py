@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from agcli import backends
+from agcli import backends, stops
 from agcli.errors import AgGemmError, EnvironmentFault, UsageError
 from agcli.jobenv import JobEnv, detect_job
 from agcli.launch import OnData, OnProgress, launch
@@ -71,6 +71,7 @@ def one_voice(job: JobEnv | None) -> Iterator[None]:
     except UsageError as error:
         if job is None or job.rank == 0:
             raise
+        stops.finish()
         time.sleep(SILENT_S)
         sys.exit(error.exit_status)
 

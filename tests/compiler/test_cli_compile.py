@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agcli import main
@@ -131,3 +135,22 @@ def test_stages_are_kept_in_a_folder_given_relative_to_here(
     assert (status, err) == (0, "")
     assert "memref" in (tmp_path / "a/b/hivm.mlir").read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("more", [(), ("--sweep",)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_compilers(
+    toolchain: Toolchain, tmp_path: Path, more: tuple[str, ...], number: signal.Signals, status: int
+) -> None:
+    command = [sys.executable, "-m", "agcli", "compile", *more]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    compilers: list[psutil.Process] = []
+    while not compilers:
+        time.sleep(0.05)
+        compilers = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (status, "", f"ag-gemm: stopped by {number.name}\n")
+    assert not psutil.wait_procs(compilers, timeout=5)[1]
+    assert list(tmp_path.iterdir()) == []
