@@ -28,7 +28,7 @@ from agcli import (
     stops,
 )
 from agcli.errors import AgGemmError, EnvironmentFault, UsageError
-from agcli.outputs import stdout_fault
+from agcli.outputs import open_standard_streams, stdout_fault
 
 PROG = "ag-gemm"
 
@@ -47,17 +47,32 @@ app = typer.Typer(
 def main(argv: list[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's own) and return the exit status."""
     try:
-        return int(app(args=argv, prog_name=PROG, standalone_mode=False) or 0)
+        status = int(app(args=argv, prog_name=PROG, standalone_mode=False) or 0)
+        sys.stdout.flush()
+        return status
+    except OSError as error:  # of help or version: commands tell their own
+        return _stdout_failed(error)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # Typer leaves by itself then, with status 1
+            return _stdout_failed(end.__context__)
+        raise
     except Exception as error:
         if not isinstance(error, _CLI_USAGE_ERROR):
             raise
         path = error.ctx.command_path if error.ctx else PROG
-        return _fail(f"{error.format_message().rstrip('.')}. Try '{path} --help'.", UsageError.exit_status)
+        text = error.format_message().rstrip(".")
+        if error.ctx and text == "Missing command":
+            text += f", one of {', '.join(error.ctx.command.commands)}"
+        return _fail(f"{text}. Try '{path} --help'.", UsageError.exit_status)
 
 
 def run() -> None:
     """Run the process's own command line, and end the process."""
     early.exit_at_once()
+    try:
+        open_standard_streams()
+    except EnvironmentFault as error:
+        sys.exit(_fail(str(error), error.exit_status))
     try:
         status = main()
     finally:
@@ -140,7 +155,7 @@ register(cli_doctor.doctor)
 register(cli_smoke.smoke)
 register(cli_tune.tune)
 
-toolchain = typer.Typer(help="The Ascend compilers that compile needs.", no_args_is_help=True)
+toolchain = typer.Typer(help="The Ascend compilers that compile needs.")
 for _command in (cli_compile.install, cli_compile.status, cli_compile.remove):
     register(_command, group=toolchain)
 app.add_typer(toolchain, name="toolchain")

@@ -131,6 +131,47 @@ def test_python_m_agcli() -> None:
     assert one_error(done.stderr) == "ag-gemm: error: M must be at least 1, got 0 (--m)"
 
 
+@pytest.mark.parametrize(("args", "commands"), [([], "verify, bench, "), (["toolchain"], "install, status, remove.")])
+def test_a_missing_command_is_one_line_with_those_there_are(
+    args: list[str], commands: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(args) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    message = one_error(err)
+    assert message.startswith(f"ag-gemm: error: Missing command, one of {commands}")
+    assert message.endswith(f" Try '{' '.join(['ag-gemm', *args])} --help'.")
+
+
+# -- standard streams --------------------------------------------------------------------------------------------
+
+
+def redirected(redirection: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A command under a shell's redirection."""
+    line = ["sh", "-c", f'exec "$@" {redirection}', "sh", *command(*args)]
+    return subprocess.run(line, env=environment(**env), capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("args", ["--help", "--version", "doctor", "bench --preset list"])
+def test_a_stdout_that_takes_no_more_is_one_error(args: str, unbuffered: str) -> None:
+    done = redirected(">/dev/full", *args.split(), PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 3
+    assert one_error(done.stderr) == "ag-gemm: error: stdout could not be written: No space left on device"
+
+
+def test_a_closed_stdout_is_refused() -> None:
+    done = redirected(">&-", *WORLD_2)
+    assert done.returncode == 3
+    assert one_error(done.stderr).startswith("ag-gemm: error: stdout is closed; send it to /dev/null")
+
+
+def test_closed_streams_that_no_report_needs_are_no_error() -> None:
+    done = redirected("<&- 2>&-", "doctor", "--backend", "cpu", "--json", "-")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["schema"] == "ag-gemm-doctor/1"
+
+
 # -- refused before a process starts -----------------------------------------------------------------------------
 
 
@@ -314,19 +355,28 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
     assert one_error(err).endswith("stdout was closed before the report was complete")
 
 
-def test_joining_torchruns_job_gives_one_report() -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, "-m", "agcli", "--", "verify", "--backend", "cpu", *SMALL, "--json", "-"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environment(),
+def in_torchrun(*args: str) -> subprocess.CompletedProcess[str]:
+    """``verify`` in a job of two ranks."""
+    line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "agcli", "--", "verify"]
+    return subprocess.run(
+        [*line, "--backend", "cpu", *SMALL, *args], capture_output=True, text=True, timeout=120, env=environment()
     )
+
+
+def test_joining_torchruns_job_gives_one_report() -> None:
+    done = in_torchrun("--json", "-")
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["verdicts"]) == 2
     assert done.stderr.count("2 of 2 ranks passed") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "messages"), [(("--seed", "1", "--timeout", "0"), 1), (("--rtol", "0", "--atol", "1e-7"), 0)]
+)
+def test_ranks_that_torchrun_ends_say_nothing(args: tuple[str, ...], messages: int) -> None:
+    done = in_torchrun(*args)
+    assert done.returncode != 0
+    assert done.stderr.count("ag-gemm: ") == messages, done.stderr
 
 
 def test_the_targets_name_what_ranks_run() -> None:
