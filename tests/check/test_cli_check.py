@@ -73,6 +73,37 @@ def edited(tmp_path, kernel, *edits):
     return f"{tmp_path / kernel}:kernel_allgather_gemm"
 
 
+@pytest.mark.parametrize(
+    ("statement", "what"),
+    [
+        ("raise ValueError('x')", "'raise' is not supported in a kernel"),
+        ("fence()", "fence is not defined"),
+        ("undefined_function(3)", "undefined_function is not defined"),
+        ("x = undefined_name", "undefined_name is not defined"),
+        ("yield 3", "'yield' is not supported in a kernel"),
+        ("del M", "'del' is not supported in a kernel"),
+        ("import os", "'import' is not supported in a kernel"),
+        ("global Q", "'global' is not supported in a kernel"),
+        ("c_ptr.foo()", "the simulator does not know c_ptr.foo"),
+        ("open('f', 'w')", "open of Python cannot be used"),
+        ("1 / 0", "1 / 0 raises ZeroDivisionError"),
+        ("tl.nonexistent()", "the simulator does not know tl.nonexistent"),
+        ("primitives.nonexistent()", "the simulator does not know primitives.nonexistent"),
+    ],
+)
+def test_a_statement_that_means_nothing_is_refused_though_nobody_uses_its_result(statement, what, tmp_path, capsys):
+    barrier = "        primitives.barrier_all()\n"
+    source = KERNEL_FILE.read_text()
+    line = source[: source.index(barrier)].count("\n") + 1
+    file = tmp_path / "changed.py"
+    file.write_text(source.replace(barrier, f"        {statement}\n{barrier}"))
+    assert main(["check", "--kernel", f"{file}:{KERNEL_NAME}"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"changed.py:{line}: {what}" in captured.err
+    assert captured.err.count("\n") == 1
+
+
 def test_signals_are_given_to_kernels_that_want_them(tmp_path):
     barrier = "        libshmem_device.barrier_all()\n"
     signal = "        libshmem_device.signal_op(sig_ptr, launch, 0, 0)\n"
