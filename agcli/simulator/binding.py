@@ -143,13 +143,17 @@ def load_kernel(file: str | Path, name: str) -> Any:
     if not path.is_file():
         raise UsageError(f"no such kernel file: {file}")
     spec = importlib.util.spec_from_file_location(f"_kernel_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise UsageError(f"cannot load {path}: it is no Python file, whose name ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))
     try:
         with _stand_ins():
             spec.loader.exec_module(module)
+    except SystemExit as error:
+        raise UsageError(
+            f"cannot load {path}: it ends the program while it is loaded (SystemExit: {error.code})"
+        ) from error
     except Exception as error:
         raise UsageError(f"cannot load {path}: {type(error).__name__}: {error}") from error
     finally:

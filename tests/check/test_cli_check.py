@@ -122,6 +122,7 @@ def test_a_wrong_result_without_a_race_is_found(tmp_path, capsys):
     ("arguments", "problem"),
     [
         (["--kernel", "nowhere.py:kernel"], "no such kernel file"),
+        (["--kernel", f"{p.KERNELS.parents[2] / 'pyproject.toml'}:kernel"], "pyproject.toml: it is no Python file"),
         (["--kernel", f"{p.KERNELS / 'ring.py'}:kernel"], "parameters that check cannot give: src_ptr, dst_ptr"),
         (["--world", "2", "--m", "0"], "M must be at least 1"),
         (["--buffer-num", "1"], "buffer_num must be at least 2"),
@@ -132,6 +133,14 @@ def test_a_wrong_result_without_a_race_is_found(tmp_path, capsys):
 def test_wrong_usage_ends_with_2(arguments, problem, capsys):
     assert main(["check", *arguments]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_a_kernel_file_that_ends_the_program_is_refused(tmp_path, capsys):
+    file = tmp_path / "ex.py"
+    file.write_text("import sys\ndef f(): pass\nsys.exit(0)\n")
+    assert main(["check", "--kernel", f"{file}:f"]) == 2
+    error = f"ag-gemm: error: cannot load {file}: it ends the program while it is loaded (SystemExit: 0)\n"
+    assert capsys.readouterr() == ("", error)
 
 
 def test_a_report_file_that_cannot_be_written_is_refused_first(tmp_path, capsys):
