@@ -1,6 +1,7 @@
 """``ag-gemm check``: exit statuses, the table, JSON."""
 
 import json
+import re
 
 import programs as p
 import pytest
@@ -39,6 +40,36 @@ def test_the_default_sweep_covers_what_it_claims():
     ]
     assert seen >= set(wanted)
     assert len({c.label for c in cases}) == len(cases)
+
+
+def test_the_help_states_the_defaults_that_the_sweep_takes(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["check", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cases = list(Sweep().cases(split_kernel(f"{KERNEL_FILE}:{KERNEL_NAME}")))
+    taken = {"--m": {c.problem.m for c in cases}, "--n": {c.problem.n for c in cases}}
+    taken |= {"--k": {c.problem.k for c in cases}, "--cores": {c.cores for c in cases}}
+    taken["--world"] = {c.problem.world for c in cases}
+    for name in ("block_m", "block_n", "block_k", "comm_block_m", "comm_block_k", "pvalue", "buffer_num"):
+        taken[f"--{name.replace('_', '-')}"] = {getattr(c.config, name) for c in cases}
+    for option, values in taken.items():
+        (line,) = [line for line in lines if f"│ {option} " in line]
+        stated = line.partition("[default: (")[2].partition(")")[0].partition(":")[0]
+        assert {int(text) for text in re.findall(r"\d+", stated)} == values, line
+    (line,) = [line for line in lines if "│ --transport " in line]
+    assert "auto: both, one after the other." in line
+    assert "[default: auto]" in line
+    assert {c.config.transport for c in cases} == {"store", "putmem"}
+
+
+def test_the_documented_command_for_one_case_runs_one():
+    (line,) = [line for line in (p.DOCS / "check.md").read_text().splitlines() if line.endswith("  one case")]
+    words = line.removesuffix("one case").split()
+    options = dict(zip(words[2::2], words[3::2], strict=True))
+    assert set(options) == {"--world", "--m", "--buffer-num", "--transport"}
+    kernel = {"buffer_num": int(options["--buffer-num"]), "transport": options["--transport"]}
+    sweep = Sweep(int(options["--world"]), int(options["--m"]), kernel_options=kernel)
+    assert len(list(sweep.cases(split_kernel(f"{KERNEL_FILE}:{KERNEL_NAME}")))) == 1
 
 
 def test_our_kernel_is_clean(capsys):
