@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from agcli.bench_plan import BenchPlan
 from agcli.bench_report import number
 from agcli.bench_rows import BenchReport, Row, Setup, report_from_json
 from agcli.errors import UsageError
 from agcli.screen import Column, render_fields, render_table
 
+NOTHING_SHARED = "the reports have no row in common: same shapes, dtypes and implementations are needed (--compare)"
 COLUMNS = (
     Column("shape"),
     Column("dtype"),
@@ -84,7 +86,7 @@ def read_report(path: Path) -> BenchReport:
     """An earlier report. Raises UsageError if it cannot be read or is none."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise UsageError(f"cannot read {path}: {e} (--compare)") from e
     return report_from_json(data, path)
 
@@ -111,15 +113,20 @@ def check_comparable(new: Setup, old: Setup) -> None:
             raise UsageError(f"the reports cannot be compared: {what} {now} now, {before} then (--compare)")
 
 
+def check_shared(plan: BenchPlan, old: BenchReport) -> None:
+    """Refuse an earlier report that has no problem or no kind of implementation of ``plan``. Raises UsageError."""
+    problems = {(f"{p.m}x{p.n}x{p.k}", p.dtype) for p, _ in plan.problems}
+    if not any((r.shape, r.dtype) in problems and r.impl.startswith(plan.implementations) for r in old.rows):
+        raise UsageError(NOTHING_SHARED)
+
+
 def compare(new: BenchReport, old: BenchReport, allowed: float) -> Comparison:
     """Row by row, by shape, dtype and implementation. Raises UsageError if they share none, or not the setup."""
     check_comparable(new.setup, old.setup)
     before = {row.key: row for row in old.rows}
     changes = tuple(Change(row, before[row.key], allowed) for row in new.rows if row.key in before)
     if not changes:
-        raise UsageError(
-            "the reports have no row in common: same shapes, dtypes and implementations are needed (--compare)"
-        )
+        raise UsageError(NOTHING_SHARED)
     return Comparison(changes, len(new.rows) - len(changes), len(old.rows) - len(changes), allowed)
 
 

@@ -185,9 +185,23 @@ def report_from_json(data: Any, where: str | Path) -> BenchReport:
             raise ValueError(f"schema is {data['schema']!r}, not {SCHEMA!r}")
         setup = Setup(**_known(Setup, {k: tuple(v) if isinstance(v, list) else v for k, v in data["setup"].items()}))
         rows = tuple(row_from_json(row) for row in data["rows"])
+        _check_types(setup, rows)
         return BenchReport(setup, rows, bool(data["complete"]))
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise UsageError(f"{where} is not a report of 'ag-gemm bench --json': {type(e).__name__}: {e}") from e
+
+
+def _check_types(setup: Setup, rows: Iterable[Row]) -> None:
+    """What comparisons count on. Raises TypeError."""
+    for name in ("dtypes", "devices"):
+        values = getattr(setup, name)
+        if not (isinstance(values, tuple) and all(isinstance(value, str) for value in values)):
+            raise TypeError(f"{name} is {values!r}, not a list of names")
+    for row in rows:
+        if not all(isinstance(text, str) for text in (row.dtype, row.impl)):
+            raise TypeError(f"dtype {row.dtype!r} and impl {row.impl!r} are no names")
+        if not isinstance(row.median_ms, (int, float, type(None))):
+            raise TypeError(f"median_ms is {row.median_ms!r}, not a number")
 
 
 def row_from_json(data: Mapping[str, Any]) -> Row:

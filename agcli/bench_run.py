@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -129,13 +130,19 @@ class Outputs:
         """Refuse before the run what would fail after it."""
         for path, option in ((self.json, "--json"), (self.csv, "--csv"), (self.plot, "--plot")):
             check_writable(path, option)
-        check_distinct({"--json": self.json, "--csv": self.csv, "--plot": self.plot})
+        check_distinct({"--json": self.json, "--csv": self.csv, "--plot": self.plot, "--compare": self.compare})
         check_plot(self.plot)
 
     def check_comparable(self, plan: BenchPlan) -> None:
         """Refuse an earlier report of another kind of run, as far as that is known before the run."""
-        if self.compare is not None:
-            bench_compare.check_comparable(setup_of(plan, ()), bench_compare.read_report(self.compare).setup)
+        if self.earlier is not None:
+            bench_compare.check_comparable(setup_of(plan, ()), self.earlier.setup)
+            bench_compare.check_shared(plan, self.earlier)
+
+    @functools.cached_property
+    def earlier(self) -> BenchReport | None:
+        """The report of ``--compare``, as it was when it was first asked for. Raises UsageError if it is none."""
+        return bench_compare.read_report(self.compare) if self.compare is not None else None
 
     def deliver(self, report: BenchReport, stdout: TextIO) -> int:
         """Print and write the report; the exit status that it asks for. Only a complete one is drawn and compared."""
@@ -147,8 +154,8 @@ class Outputs:
                 plot(report, self.plot)
 
         def compare() -> None:
-            if self.compare is not None and report.complete:
-                comparison = bench_compare.compare(report, bench_compare.read_report(self.compare), self.allowed)
+            if self.earlier is not None and report.complete:
+                comparison = bench_compare.compare(report, self.earlier, self.allowed)
                 bench_compare.print_comparison(comparison, people_stream(stdout, self.json, self.csv))
                 passed.append(comparison.passed)
 

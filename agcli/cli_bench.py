@@ -37,20 +37,20 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAMES",
-            show_default=False,
+            show_default="none",
             rich_help_panel=_SHAPES,
             help="Column-parallel layers of well-known models, such as llama-3-70b or qwen3-32b/mlp,qwen3-32b/qkv. "
-            "all takes all, list shows them. M is 128, 512, 2048, 8192 unless --m is given. [default: none]",
+            "all takes all, list shows them. M is 128, 512, 2048, 8192 unless --m is given.",
         ),
     ] = None,
     shapes: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            show_default=False,
+            show_default="none",
             rich_help_panel=_SHAPES,
-            help="File with a problem a line: M N K [name], separated by blanks or commas; # begins a comment. "
-            "[default: none]",
+            help="File with a problem a line: M N K and perhaps a name, separated by blanks or commas; # begins a "
+            "comment.",
         ),
     ] = None,
     dtype: Annotated[
@@ -61,18 +61,19 @@ def bench(
         str | None,
         typer.Option(
             metavar="LIST",
-            show_default=False,
+            show_default="all",
             rich_help_panel=_TIMING,
             help="What to time: fused (every transport; fused-store for one), torch (all_gather, then matmul), vendor "
-            "(the platform's own fused operation), gemm (matmul alone: the floor), allgather (alone). [default: all]",
+            "(the platform's own fused operation), gemm (matmul alone: the floor), allgather (alone).",
         ),
     ] = None,
     warm: Annotated[
         bool,
         typer.Option(
             "--warm",
+            show_default="rotate sets of inputs",
             rich_help_panel=_TIMING,
-            help="Give every call the same inputs, so that caches are warm. [default: rotate sets of inputs]",
+            help="Give every call the same inputs, so that caches are warm.",
         ),
     ] = False,
     time: Annotated[
@@ -91,9 +92,9 @@ def bench(
         typer.Option(
             min=0,
             metavar="INT",
-            show_default=False,
+            show_default="10; 2 on cpu",
             rich_help_panel=_TIMING,
-            help="Calls of each implementation before timing (count). [default: 10; 2 on cpu]",
+            help="Calls of each implementation before timing (count).",
         ),
     ] = None,
     iterations: Annotated[
@@ -101,9 +102,9 @@ def bench(
         typer.Option(
             min=1,
             metavar="INT",
-            show_default=False,
+            show_default="what --budget allows, 3 to 200",
             rich_help_panel=_TIMING,
-            help="Timed calls of each implementation (count). [default: what --budget allows, 3 to 200]",
+            help="Timed calls of each implementation (count).",
         ),
     ] = None,
     budget: Annotated[
@@ -126,26 +127,24 @@ def bench(
     json: opt.JsonPath = None,
     csv: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH", show_default=False, rich_help_panel=_REPORT, help="Write the rows as CSV. [default: none]"
-        ),
+        typer.Option(metavar="PATH", show_default="none", rich_help_panel=_REPORT, help="Write the rows as CSV."),
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
-            show_default=False,
+            show_default="none",
             rich_help_panel=_REPORT,
-            help="Draw TFLOPS to this .png or .svg; needs the extra plot. [default: none]",
+            help="Draw TFLOPS to this .png or .svg; needs the extra plot.",
         ),
     ] = None,
     compare: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
-            show_default=False,
+            show_default="none",
             rich_help_panel=_REPORT,
-            help="Compare with an earlier report of --json; exit 1 if a row is slower than allowed. [default: none]",
+            help="Compare with an earlier report of --json; exit 1 if a row is slower than allowed.",
         ),
     ] = None,
     max_slowdown: Annotated[

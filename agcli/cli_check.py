@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from agcli import options as opt
 
 CHECK_PANEL = "What to check"
+
+
+def _number(flag: str, what: str, default: str, panel: str = opt.KERNEL_PANEL) -> Any:
+    """An option of other commands with check's own default, which is small (``agcli.check.cases``)."""
+    names = (flag, f"-{flag[2:].upper()}") if panel == opt.PROBLEM_PANEL else (flag,)
+    return typer.Option(*names, help=f"{what}.", show_default=default, metavar="INT", rich_help_panel=panel)
+
+
+_SIZES = "25, 57, 64, 89 and 96: 1 to 3 iterations, with and without a tail"
 
 
 def check(
@@ -52,18 +61,35 @@ def check(
             min=1, metavar="INT", show_default="3", help="AI cores of each rank (count).", rich_help_panel=CHECK_PANEL
         ),
     ] = None,
-    m: opt.M = None,
-    n: opt.N = None,
-    k: opt.K = None,
+    m: Annotated[int | None, _number("--m", "Rows of A on each rank (elements)", _SIZES, opt.PROBLEM_PANEL)] = None,
+    n: Annotated[int | None, _number("--n", "Columns of B on each rank (elements)", "24", opt.PROBLEM_PANEL)] = None,
+    k: Annotated[
+        int | None, _number("--k", "Columns of A and rows of B on each rank (elements)", "40", opt.PROBLEM_PANEL)
+    ] = None,
     dtype: opt.Dtype = opt.DtypeName.FP16,
-    block_m: opt.BlockM = None,
-    block_n: opt.BlockN = None,
-    block_k: opt.BlockK = None,
-    comm_block_m: opt.CommBlockM = None,
-    comm_block_k: opt.CommBlockK = None,
-    pvalue: opt.PValue = None,
-    buffer_num: opt.BufferNum = None,
-    transport: opt.Transport = opt.TransportName.AUTO,
+    block_m: Annotated[int | None, _number("--block-m", "Rows of a tile of C (elements)", "16")] = None,
+    block_n: Annotated[int | None, _number("--block-n", "Columns of a tile of C (elements)", "16")] = None,
+    block_k: Annotated[int | None, _number("--block-k", "K of one multiplication of tiles (elements)", "16")] = None,
+    comm_block_m: Annotated[
+        int | None, _number("--comm-block-m", "Rows of a tile that is sent (elements)", "8")
+    ] = None,
+    comm_block_k: Annotated[
+        int | None, _number("--comm-block-k", "Columns of a tile that is sent (elements)", "16")
+    ] = None,
+    pvalue: Annotated[
+        int | None, _number("--pvalue", "Tile rows of A that are gathered in one iteration (count)", "2")
+    ] = None,
+    buffer_num: Annotated[
+        int | None, _number("--buffer-num", "Slots of the symmetric buffer, at least 2 (count)", "2 and 3")
+    ] = None,
+    transport: Annotated[
+        opt.TransportName,
+        typer.Option(
+            help="How A reaches the peers: one transfer per peer (putmem) or stores of tiles (store). auto: both, one "
+            "after the other. A kernel without a parameter TRANSPORT has its own way, and this means nothing to it.",
+            rich_help_panel=opt.KERNEL_PANEL,
+        ),
+    ] = opt.TransportName.AUTO,
     json: opt.JsonPath = None,
     debug: opt.Debug = False,
 ) -> int:
@@ -71,6 +97,7 @@ def check(
 
     Without options the kernel is checked for worlds of 2 to 4, both transports, two and three slots, even and odd
     iteration counts, with and without tails. Sizes are small: what is found does not depend on them.
+    Options that are given keep their value in all cases.
     """
     overrides = opt.kernel_options(locals())
     from agcli.outputs import check_writable, reserved_stdout

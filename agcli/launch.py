@@ -1,6 +1,6 @@
 """The parent's side of the launcher: one process per device on this machine, and nothing left of them afterwards.
 
-    launch() --start--> python -m agcli.rank (one a rank, each in a session of its own)
+    launch() --start--> agcli.rank (one a rank, each a Python in a session of its own)
        ^                      |
        +--- JSON lines -------+      stdout and stderr of a rank go to a file without a name: none can be left over
 
@@ -215,7 +215,7 @@ class _Run:
                 stdin.write(json.dumps(asdict(spec)).encode())
                 stdin.seek(0)
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "agcli.rank", f"rank={rank}/{world}"],  # the last is for readers of `ps`
+                    [sys.executable, "-c", _rank_program(), f"rank={rank}/{world}"],  # the last is for readers of `ps`
                     stdin=stdin,
                     stdout=log,
                     stderr=log,
@@ -353,3 +353,12 @@ def remove_leftovers(run_id: str) -> None:
                 else:
                     with contextlib.suppress(OSError):
                         os.unlink(entry.path)
+
+
+def _rank_program() -> str:
+    """A Python program that is a rank, and imports from where this process does, then from its own environment's paths.
+
+    With ``-m`` the working directory would come first, and a file there called like a module be taken for it.
+    """
+    paths = f"own = sys.path[1:]; sys.path[:] = [path for path in {sys.path!r} if path not in own] + own"
+    return f"import sys; {paths}; from agcli.rank import main; sys.exit(main())"

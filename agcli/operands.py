@@ -31,6 +31,8 @@ def check_operands(
     if out is not None:
         operands.append(("out", out, problem.c_shape))
     for name, t, shape in operands:
+        if not isinstance(t, torch.Tensor):
+            raise UsageError(f"{name} must be a tensor, got {type(t).__name__}")
         if tuple(t.shape) != shape:
             raise UsageError(f"{name} must have shape {list(shape)}, got {list(t.shape)}")
         if t.dtype != TORCH_DTYPES[problem.dtype]:

@@ -67,8 +67,8 @@ def size_list(name: str, what: str, default: str, panel: str) -> Any:
     return typer.Option(
         f"--{name}",
         f"-{name.upper()}",
-        help=f"{what} on each rank: one number or several, such as 1024,4096. [default: {default}]",
-        show_default=False,
+        help=f"{what} on each rank: one number or several, such as 1024,4096.",
+        show_default=default,
         metavar="LIST",
         rich_help_panel=panel,
     )

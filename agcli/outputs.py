@@ -34,7 +34,7 @@ def check_writable(path: Path | None, option: str) -> None:
 
 
 def check_distinct(paths: Mapping[str, Path | None]) -> None:
-    """Refuse two reports, by option, that would go to one place. Raises UsageError."""
+    """Refuse two files of a run, by option, that are the same place. Raises UsageError."""
     seen: dict[str, str] = {}
     for option, path in paths.items():
         if path is None:
@@ -42,7 +42,7 @@ def check_distinct(paths: Mapping[str, Path | None]) -> None:
         place = "-" if str(path) == "-" else str(path.resolve())
         if place in seen:
             where = "stdout" if place == "-" else str(path)
-            raise UsageError(f"only one of {seen[place]} and {option} can go to {where}")
+            raise UsageError(f"{seen[place]} and {option} both name {where}; give each its own")
         seen[place] = option
 
 

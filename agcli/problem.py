@@ -43,6 +43,8 @@ class Problem:
     def __post_init__(self) -> None:
         for name in ("m", "n", "k"):
             value = getattr(self, name)
+            if not isinstance(value, int):
+                raise UsageError(f"{name.upper()} must be a whole number of type int, got {value!r} (--{name})")
             if value < 1:
                 raise UsageError(f"{name.upper()} must be at least 1, got {value} (--{name})")
             if value > INT32_MAX:

@@ -1,6 +1,6 @@
 """The rank's side of the launcher: what a worker function is given, and the process that calls it.
 
-``python -m agcli.rank`` is started by ``launch.py`` only. Its standard input holds one JSON object (``RankSpec``).
+Its ``main`` is started by ``launch.py`` only. Its standard input holds one JSON object (``RankSpec``).
 Messages go to the parent as JSON lines on a pipe of their own, so that nothing a library prints passes for one:
 
     {"type": "phase", "text": ..., "waiting": ...}      {"type": "progress", "done": ..., "total": ...}
@@ -282,10 +282,3 @@ def main() -> int:
     send(message)
     os.read(spec.hold_fd, 1)
     return int(message.get("kind", 0))
-
-
-if __name__ == "__main__":
-    # The worker function must meet the same classes as `import agcli.rank` gives, not a second copy in __main__.
-    from agcli import rank
-
-    sys.exit(rank.main())

@@ -59,7 +59,7 @@ class Machine:
         local = job.local_world if job else world if world is not None else len(devices) if devices else None
         if local is None:
             local = WORLD_ON_CPU if simulated else chosen.device_count()
-        backends.require_devices(chosen, max(devices) + 1 if devices else local)
+        backends.require_devices(chosen, local, devices or ())
         return cls(chosen, job.world if job else local, devices or tuple(range(local)), job)
 
 

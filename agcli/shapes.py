@@ -129,7 +129,7 @@ def read_shapes(path: Path) -> list[Shape]:
     blanks. Raises UsageError with file and line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as e:
         raise UsageError(f"cannot read {path}: {e} (--shapes)") from e
     shapes = []

@@ -121,7 +121,7 @@ def read(path: Path) -> list[Entry]:
         return []
     except OSError as error:
         raise EnvironmentFault(f"{path} cannot be read: {error.strerror or error} (--store)") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{path} is not a file of `ag-gemm tune` ({type(error).__name__}: {error}); remove it, or name another "
             "with --store"

@@ -93,3 +93,8 @@ def test_more_ranks_than_devices_names_both_numbers_and_the_variable(monkeypatch
     backends.require_devices(fake, 2)
     with pytest.raises(EnvironmentFault, match="4 npu devices wanted, 2 visible, SHOWN=0,1; ask for fewer ranks"):
         backends.require_devices(fake, 4)
+    backends.require_devices(fake, 2, (1, 0))
+    with pytest.raises(
+        EnvironmentFault, match=r"there is no npu device 5: 2 visible, SHOWN=0,1, counted from 0 \(--dev"
+    ):
+        backends.require_devices(fake, 2, (0, 5))

@@ -267,7 +267,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> R
     return call
 
 
-def test_one_run_writes_all_reports_and_compares_with_itself(run: Run, tmp_path: Path) -> None:
+def test_one_run_writes_all_reports_and_compares_with_itself(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib")
     paths = [tmp_path / name for name in ("b.json", "b.csv", "b.svg")]
     files = [arg for pair in zip(("--json", "--csv", "--plot"), map(str, paths), strict=True) for arg in pair]
@@ -294,6 +296,12 @@ def test_one_run_writes_all_reports_and_compares_with_itself(run: Run, tmp_path:
     status, out, err = run("", *again, "5%", "--world", "3")
     assert (status, out) == (2, "")
     assert "the reports cannot be compared: world 3 now, 2 then" in err
+    monkeypatch.setattr(bench_run, "run_ranks", lambda *_, **__: pytest.fail("ranks were started"))
+    status, out, err = run("", *again, "5%", "--json", str(paths[0]))
+    assert (status, out) == (2, "")
+    assert "--json and --compare both name" in err
+    status, _, err = run("", *again, "5%", "--m", "24")
+    assert (status, "no row in common" in err) == (2, True)
 
 
 def test_a_wrong_answer_ends_with_1_and_a_report(run: Run, tmp_path: Path) -> None:
@@ -353,7 +361,7 @@ def test_case_29_json_on_stdout_is_nothing_but_json(run: Run) -> None:
         (["--max-slowdown", "much"], "--max-slowdown"),
         (["--plot", "b.pdf"], "b.pdf must end in .png or .svg"),
         (["--json", "/nowhere/b.json"], "there is no directory /nowhere"),
-        (["--json", "-", "--csv", "-"], "only one of --json and --csv"),
+        (["--json", "-", "--csv", "-"], "--json and --csv both name stdout"),
         (["--budget", "-1"], "--budget"),
         (["--world", "two"], "--world"),
     ],

@@ -297,6 +297,21 @@ def test_a_limit_is_a_share() -> None:
 
 def test_an_unreadable_report_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
-    for name in ("absent.json", "broken.json"):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    for name in ("absent.json", "broken.json", "deep.json"):
         with pytest.raises(UsageError, match="cannot read"):
             bench_compare.read_report(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [{"dtypes": None}, {"dtypes": [1e400]}, {"dtypes": [10**30]}, {"devices": True}, {"devices": [[]]}],
+    ids=str,
+)
+def test_a_report_with_fields_of_other_types_is_refused(report: BenchReport, setup: dict[str, Any]) -> None:
+    data = json.loads(to_json(report))
+    data["setup"] |= setup
+    with pytest.raises(UsageError, match=r"r\.json is not a report of 'ag-gemm bench --json': TypeError"):
+        report_from_json(data, "r.json")
+    with pytest.raises(UsageError, match="TypeError: median_ms"):
+        report_from_json({**json.loads(to_json(report)), "rows": [{**data["rows"][0], "median_ms": "1"}]}, "r.json")

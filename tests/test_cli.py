@@ -113,10 +113,12 @@ def test_sizes_have_a_name_that_torchrun_does_not_take(command: str, capsys: pyt
 def test_every_option_has_help_and_names_its_default() -> None:
     from typer.main import get_command
 
-    for parameter in get_command(app).commands["verify"].params:  # type: ignore[attr-defined]
-        text = getattr(parameter, "help", "")
-        assert text, parameter.name
-        assert parameter.is_flag or parameter.show_default, parameter.name
+    for command in get_command(app).commands.values():  # type: ignore[attr-defined]
+        for parameter in command.params:
+            text = getattr(parameter, "help", "")
+            assert text, (command.name, parameter.name)
+            assert parameter.is_flag or parameter.show_default, (command.name, parameter.name)
+            assert "[" not in text, "what stands in brackets is taken for markup and not shown"
 
 
 def test_python_m_agcli() -> None:
@@ -206,7 +208,7 @@ def test_closed_streams_that_no_report_needs_are_no_error() -> None:
         ("verify --devices 3-1", "not a device index"),
         ("verify --world 3 --devices 0,1", "--world 3 needs 3 devices, --devices names 2"),
         ("verify --json /nonexistent/report.json", "there is no directory /nonexistent"),
-        ("verify --json - --junit -", "only one of --json and --junit"),
+        ("verify --json - --junit -", "--json and --junit both name stdout"),
         ("verify --junit /", "is a directory (--junit)"),
     ],
 )
@@ -218,11 +220,13 @@ def test_bad_input_is_refused_with_one_message(args: str, says: str, capsys: pyt
 
 
 @pytest.mark.usefixtures("no_ranks", "two_npus")
-@pytest.mark.parametrize("args", ["--world 4", "--devices 0,2"])
-def test_case_21_more_ranks_than_devices(args: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("args", "says"), [("--world 4", "4 npu devices wanted"), ("--devices 0,2", "there is no npu device 2")]
+)
+def test_case_21_more_ranks_than_devices(args: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--backend", "npu", *args.split()]) == 3
     message = one_error(capsys.readouterr().err)
-    assert "npu devices wanted" in message
+    assert says in message
     assert "2 devices, ASCEND_RT_VISIBLE_DEVICES=0,1" in message
 
 

@@ -85,6 +85,18 @@ def test_results_come_in_rank_order_from_a_clean_environment(monkeypatch: pytest
     assert len(os.listdir("/proc/self/fd")) == fds
 
 
+def test_a_file_of_the_working_directory_is_not_taken_for_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks import what their parent does."""
+    for name in ("random.py", "torch.py", "agcli.py"):
+        (tmp_path / name).write_text("raise SystemExit('taken')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "")
+    results = run("describe", {}, world=2)
+    assert [r.status for r in results] == ["ok"] * 2, results
+
+
 def test_what_ranks_print_is_no_message_and_progress_is_summed() -> None:
     calls: list[tuple[int, int]] = []
     results = run("chatty", on_progress=lambda done, total: calls.append((done, total)))

@@ -147,6 +147,12 @@ def check(plan: Plan, a: torch.Tensor | None = None, b: torch.Tensor | None = No
     check_operands(plan, CPU, a, b, out)
 
 
+def test_what_is_no_tensor_is_named() -> None:
+    plan = plan_of(4, 8, 8)
+    with pytest.raises(UsageError, match="B must be a tensor, got list"):
+        check_operands(plan, CPU, torch.empty(4, 8, dtype=torch.float16), [1.0], None)  # type: ignore[arg-type]
+
+
 def test_offsets_that_exceed_32_bits_inside_a_tile_name_the_operand_and_its_strides() -> None:
     plan = plan_of(4, 8, 8)
     huge = torch.empty(0, dtype=torch.float16)

@@ -68,6 +68,13 @@ def test_consecutive_launches_never_share_the_slot_in_flight(plan, launches):
         assert slot != last
 
 
+@pytest.mark.parametrize("size", [48.0, 1.5, "48", None])
+def test_sizes_are_whole_numbers(size):
+    """48.0 is what 96 / 2 gives."""
+    with pytest.raises(UsageError, match=rf"N must be a whole number of type int, got {size!r}"):
+        Problem(16, size, 16, 2)
+
+
 def test_flops_of_a_rank():
     assert Problem(512, 512, 512, 2).flops == 536870912
     assert Problem(4096, 4096, 4096, 2).flops == 274877906944

@@ -265,9 +265,9 @@ def test_what_cannot_be_written_is_refused_early(tmp_path: Path) -> None:
 def test_two_reports_that_would_go_to_one_place_are_refused(tmp_path):
     one = tmp_path / "one"
     outputs.check_distinct({"--json": one, "--csv": tmp_path / "two", "--plot": None})
-    with pytest.raises(UsageError, match=f"only one of --json and --plot can go to {one}"):
+    with pytest.raises(UsageError, match=f"--json and --plot both name {one}"):
         outputs.check_distinct({"--json": tmp_path / "." / "one", "--csv": None, "--plot": one})
-    with pytest.raises(UsageError, match="only one of --json and --csv can go to stdout"):
+    with pytest.raises(UsageError, match="--json and --csv both name stdout"):
         outputs.check_distinct({"--json": Path("-"), "--csv": Path("-")})
 
 

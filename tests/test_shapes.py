@@ -66,8 +66,11 @@ def test_lists_make_every_combination_once_with_m_fastest() -> None:
 
 def test_a_file_may_be_blanks_csv_or_x_with_comments_and_names(tmp_path: Path) -> None:
     path = tmp_path / "shapes.csv"
-    path.write_text("m,n,k,name\n128,256,512,down projection\n\n# all\n64 x 32x16\n1 2 3  # tail\n64x32x16\n")
-    assert read_shapes(path) == [Shape(128, 256, 512, "down projection"), Shape(64, 32, 16), Shape(1, 2, 3)]
+    text = "m,n,k,name\n128,256,512,down projection\n\n# all\n64 x 32x16\n1 2 3  # tail\n64x32x16\n"
+    path.write_text(text)
+    shapes = read_shapes(path)
+    path.write_text(text, encoding="utf-8-sig")  # as spreadsheets write it
+    assert read_shapes(path) == shapes == [Shape(128, 256, 512, "down projection"), Shape(64, 32, 16), Shape(1, 2, 3)]
 
 
 @given(

@@ -114,7 +114,7 @@ def test_what_cannot_be_read_is_refused_before_ranks_start(tune: Any, tmp_path: 
 
 def test_a_store_that_cannot_be_written_is_refused_before_ranks_start(tune: Any, tmp_path: Path, capsys: Any) -> None:
     assert tune("--store", str(tmp_path / "r.json")) == 2
-    assert "only one of --json and --store" in capsys.readouterr().err
+    assert "--json and --store both name" in capsys.readouterr().err
     with mock.patch("os.access", lambda path, mode: path != tmp_path):
         assert tune("--json", "-", "--store", str(tmp_path / "new" / "t.json")) == 2
     assert "cannot be written: no permission (--store)" in capsys.readouterr().err

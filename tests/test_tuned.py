@@ -207,7 +207,7 @@ def test_the_operator_takes_the_entry_and_says_so(store: Path) -> None:
         (("--store", "x.json"), "--store x.json is the file of --tuned"),
         (("--tuned", "--block-m", "64", "--pvalue", "2"), "leave --block-m, --pvalue out"),
         (("--tuned", "--store", "."), ". is a directory"),
-        (("--tuned", "--store", "x.json", "--json", "./x.json"), "only one of --json and --store"),
+        (("--tuned", "--store", "x.json", "--json", "./x.json"), "--json and --store both name"),
     ],
 )
 @pytest.mark.parametrize("command", ["verify", "bench"])

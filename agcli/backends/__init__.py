@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from agcli.backends.base import Backend, Need
 from agcli.errors import EnvironmentFault, UsageError
@@ -51,16 +51,19 @@ def get_backend(name: str = "auto") -> Backend:
     raise EnvironmentFault("no backend is ready.\n" + "\n".join(faults))
 
 
-def require_devices(backend: Backend, wanted: int) -> None:
-    """Refuse more ranks than there are devices on this host, before any rank starts.
+def require_devices(backend: Backend, wanted: int, chosen: Sequence[int] = ()) -> None:
+    """Refuse more ranks than there are devices on this host, or ``chosen`` ones that it has not, before a rank starts.
 
     Raises EnvironmentFault with both numbers, the latter as the backend's need called "devices" words it, which may
     name a variable that hides the others.
     """
     visible = backend.device_count()
-    if wanted <= visible:
+    absent = [device for device in chosen if device >= visible]
+    if wanted <= visible and not absent:
         return
     found = next((need.found for need in backend.needs() if need.name == "devices"), f"{visible} visible")
+    if absent:
+        raise EnvironmentFault(f"there is no {backend.name} device {absent[0]}: {found}, counted from 0 (--devices)")
     raise EnvironmentFault(
         f"{wanted} {backend.name} devices wanted, {found}; ask for fewer ranks (--world) or make more devices visible"
     )

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -35,7 +34,7 @@ from agcli.simulator.binding import load_kernel
 from agcli.simulator.launch import bind, tasks_of
 from agcli.simulator.memory import Buffer
 from agcli.simulator.split import SplitKernel
-from agcli.simulator.syntax import call_kind_of, calls_in, lookup
+from agcli.simulator.syntax import call_kind_of
 
 SCOPES = ("gpu", "cta", "sys")
 
@@ -124,35 +123,9 @@ def split_kernel(kernel: Any) -> SplitKernel:
             raise UsageError(f"name the kernel as FILE:NAME, got '{kernel}'")
         kernel = load_kernel(file, name)
     try:
-        split = SplitKernel(kernel)
+        return SplitKernel(kernel)
     except (TypeError, OSError) as error:
         raise UsageError(f"this is not a kernel: {error}") from error
-    _refuse_unknown_calls(split)
-    return split
-
-
-def _refuse_unknown_calls(kernel: SplitKernel) -> None:
-    """Raise UsageError for a call of a primitive that the simulator lacks: the split would leave it out in silence."""
-    for source in kernel.sources:
-        for call in calls_in(source.tree):
-            if name := _unknown_name(call.func, source.names):
-                raise UsageError(
-                    f"{source.function.__code__.co_filename}:{call.lineno}: the simulator does not know {name}, so "
-                    f"{kernel.name} cannot be checked with it; use another primitive or take it out"
-                )
-
-
-def _unknown_name(function: ast.expr, names: dict[str, Any]) -> str:
-    """What of a called name the stand-ins of modules do not have; empty if it is known or none of theirs."""
-    if isinstance(lookup(function, names), (SimpleNamespace, ModuleType)):
-        return ast.unparse(function)  # a stand-in has any name that is imported from it: as a module
-    node = function
-    while isinstance(node, ast.Attribute):
-        module = lookup(node.value, names)
-        if isinstance(module, SimpleNamespace) and not hasattr(module, node.attr):
-            return ast.unparse(node)
-        node = node.value
-    return ""
 
 
 class _Simulation:

@@ -28,6 +28,7 @@ STAGES = ("ttir.mlir", "linalg.mlir", "lowered.mlir", "hivm.mlir", "compiler.log
 # The compiler's names of the memories in its overflow messages.
 _MEMORY_NAMES = {"cbuf": "L1", "cc": "L0C", "ub": "UB", "ca": "L0A", "cb": "L0B"}
 _OVERFLOW = re.compile(r"error: (\w+) overflow, requires (\d+) bits while (\d+) bits available")
+_BAD_FLAG = re.compile(r"(?:Unknown command line argument '|for the )(-[^\s=']+)[^\n]*")
 _RETRIED = re.compile(r"\[NOTE\] Due to (\w+) overflow, automatically set (.*); compilation then succeeded")
 
 
@@ -46,6 +47,8 @@ class KernelSource:
             raise UsageError(f"a kernel is given as FILE:NAME, got '{text}' (--kernel)")
         if not Path(file).is_file():
             raise UsageError(f"there is no file {file} (--kernel)")
+        if Path(file).suffix != ".py":
+            raise UsageError(f"cannot load {file}: it is no Python file, whose name ends in .py (--kernel)")
         return cls(str(Path(file).resolve()), name)
 
 
@@ -64,6 +67,11 @@ class CompileRequest:
     multibuffer: bool | None = None
     auto_block_sync: bool = False
     flags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for flag in self.flags:
+            if not re.match("--?[A-Za-z]", flag):
+                raise UsageError(f"an option of bishengir-compile starts with '-', got '{flag}' (--flag)")
 
     def double_buffers(self) -> bool:
         """Whether multi-buffering is asked for."""
@@ -161,7 +169,8 @@ class CompileReport:
 
 
 def compile_kernel(request: CompileRequest, toolchain: Toolchain, save: Path | None = None) -> CompileReport:
-    """Compile and report. Raises EnvironmentFault when the compilers themselves do not run.
+    """Compile and report. Raises EnvironmentFault when the compilers themselves do not run, and UsageError for a file
+    that cannot be loaded or lacks the kernel, and for a flag that the compiler does not take.
 
     With ``save`` the stages stay in that folder, under the names of ``STAGES``.
     """
@@ -224,6 +233,9 @@ def _front_end(request: CompileRequest, toolchain: Toolchain, folder: Path) -> N
         ) from None
     if answer["ok"]:
         return
+    if answer["kind"] == "import":
+        where = f" ({answer['where']})" if answer["where"] else ""
+        raise UsageError(f"cannot load {request.kernel.file}: {answer['message']}{where}")
     if answer["kind"] == "adapter":
         message = f"triton-ascend cannot lower the kernel to Linalg: {answer['message']}"
         raise _StoppedError(Fault("compiler", message, answer["where"]))
@@ -252,6 +264,7 @@ def _back_end(request: CompileRequest, toolchain: Toolchain, folder: Path, repor
     text = made.read_text(encoding="utf-8") if made.is_file() else ""
     shutil.rmtree(temporaries)
     if not text:
+        _refuse_flag(request.flags, run.stdout + run.stderr)
         _explain_failure(run.stdout + run.stderr, run.returncode, report)
         return
     (folder / "hivm.mlir").write_text(text, encoding="utf-8")
@@ -281,6 +294,17 @@ def _notes(log: str) -> list[str]:
         f"{match.group(2).replace('set ', '')}, which is slower"
         for match in _RETRIED.finditer(log)
     ]
+
+
+def _refuse_flag(flags: tuple[str, ...], log: str) -> None:
+    """Raise UsageError if what stopped the compiler is one of the options that the user has added."""
+    for match in _BAD_FLAG.finditer(log):
+        name = match.group(1).lstrip("-")
+        for flag in flags:
+            if flag.partition("=")[0].lstrip("-") == name:
+                raise UsageError(
+                    f"bishengir-compile does not take {flag}: {match.group(0).partition('  Try')[0]} (--flag)"
+                )
 
 
 def _explain_failure(log: str, status: int, report: CompileReport) -> None:

@@ -9,7 +9,8 @@ installation, since the rest of that environment may hold another triton::
     {"probe": true}
         ->  {"ok": true, "triton": "3.2.0"}
 
-A failure is ``{"ok": false, "kind": "import" | "kernel" | "adapter", "message": ..., "where": "file:line" or ""}``.
+A failure is ``{"ok": false, "kind": "import" | "kernel" | "adapter", "message": ..., "where": "file:line" or ""}``;
+"import" is of a file that cannot be loaded or has no such kernel.
 Steps: triton-ascend 3.2.0, backends/ascend/compiler.py (``make_ttir``, ``ttir_to_linalg``).
 """
 
@@ -124,13 +125,15 @@ def load_kernel(file: str, name: str) -> Any:
         sys.path.append(os.path.dirname(os.path.abspath(file)))
         spec = importlib.util.spec_from_file_location("agcli_user_kernel", file)
         if spec is None or spec.loader is None:
-            raise DriverError("import", f"{file} is no Python file")
+            raise DriverError("import", "it is no Python file, whose name ends in .py")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         try:
             spec.loader.exec_module(module)
         except SyntaxError as error:
             raise DriverError("import", f"syntax error: {error.msg}", f"{error.filename}:{error.lineno}") from error
+        except SystemExit as error:
+            raise DriverError("import", f"it ends the program while it is loaded (SystemExit: {error.code})") from error
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{place.filename}:{place.lineno}"
@@ -139,7 +142,7 @@ def load_kernel(file: str, name: str) -> Any:
             raise DriverError("import", f"{type(error).__name__}: {error}{hint}", where) from error
     kernel = getattr(module, name, None)
     if not hasattr(kernel, "arg_names"):
-        raise DriverError("import", f"{os.path.basename(file)} has no @triton.jit function called '{name}'")
+        raise DriverError("import", f"it has no @triton.jit function called '{name}'")
     return kernel
 
 

@@ -6,11 +6,10 @@ packages, for the load alone. ``resolved_globals`` does the same for a kernel th
 
 from __future__ import annotations
 
-import builtins
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
@@ -24,7 +23,11 @@ _ROOTS = ("triton", "triton_dist", "shmem", "torch_npu")
 _TL = SimpleNamespace(**language.namespace())
 _DL = SimpleNamespace(**shmem.NAMES)
 _TL.extra = SimpleNamespace(cann=SimpleNamespace(extension=_DL), ascend=SimpleNamespace(extension=_DL))
-_BUILTINS = {**vars(builtins), "range": scalars.kernel_range}
+# The functions of Python that Triton has in kernels; their names mean what they do there.
+_BUILTINS = {
+    **{function.__name__: function for function in (len, list, float, int, isinstance, getattr, hasattr, min, max)},
+    "range": scalars.kernel_range, "print": language.device_print,
+}  # fmt: skip
 PRIMITIVES = "agcli.kernels.primitives"
 
 
@@ -140,13 +143,17 @@ def load_kernel(file: str | Path, name: str) -> Any:
     if not path.is_file():
         raise UsageError(f"no such kernel file: {file}")
     spec = importlib.util.spec_from_file_location(f"_kernel_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise UsageError(f"cannot load {path}: it is no Python file, whose name ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))
     try:
         with _stand_ins():
             spec.loader.exec_module(module)
+    except SystemExit as error:
+        raise UsageError(
+            f"cannot load {path}: it ends the program while it is loaded (SystemExit: {error.code})"
+        ) from error
     except Exception as error:
         raise UsageError(f"cannot load {path}: {type(error).__name__}: {error}") from error
     finally:
@@ -166,20 +173,11 @@ def kernel_function(kernel: Any) -> Callable[..., Any]:
     return function
 
 
-def resolved_globals(function: Callable[..., Any]) -> dict[str, Any]:
-    """The names a kernel function sees, with the simulator's modules in the place of the device's."""
-    code = function.__code__
+def resolved_globals(function: Callable[..., Any], used: Iterable[str]) -> dict[str, Any]:
+    """The names ``used`` that a kernel function can see, with the simulator's modules in the place of the device's."""
     names = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-    resolved = {name: _resolve(names[name]) for name in _all_names(code) if name in names}
+    resolved = {name: _resolve(names[name]) for name in used if name in names}
     return {**resolved, "__builtins__": _BUILTINS, "__name__": function.__module__}
-
-
-def _all_names(code: Any) -> set[str]:
-    found = {*code.co_names, *code.co_freevars}
-    for constant in code.co_consts:
-        if hasattr(constant, "co_names"):
-            found |= _all_names(constant)
-    return found
 
 
 def _resolve(value: Any) -> Any:

@@ -50,11 +50,6 @@ class constexpr:  # noqa: N801 - Triton's name
         return value
 
 
-dtype = DType
-range = kernel_range
-static_range = kernel_range
-
-
 # -- where a program is --------------------------------------------------------------------------------------------
 def program_id(axis: int = 0) -> Scalar:
     """This AI core's number, int32."""
@@ -273,7 +268,13 @@ def debug_barrier() -> None:
 
 def namespace() -> dict[str, Any]:
     """Every public name of ``triton.language``."""
-    names = {name: value for name, value in globals().items() if not name.startswith("_")}
+    modules = (__name__, load.__module__)  # what else is global here helps to define them
+    names = {
+        name: value
+        for name, value in globals().items()
+        if not name.startswith("_") and (isinstance(value, DType) or getattr(value, "__module__", "") in modules)
+    }
+    del names["full_"], names["namespace"]
     names |= {"full": full_, "sum": _reduce(_sum), "max": _reduce(_amax), "min": _reduce(_amin)}
     names |= {"view": reshape, "permute": trans, "pointer_type": dtypes.PointerType, "void": None}
-    return names
+    return names | {"dtype": DType, "range": kernel_range, "static_range": kernel_range}

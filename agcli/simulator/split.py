@@ -24,16 +24,15 @@ from typing import Any
 from agcli.errors import UsageError
 from agcli.simulator import context
 from agcli.simulator.binding import kernel_function, resolved_globals
+from agcli.simulator.refusals import refuse_unknown
 from agcli.simulator.shmem import sub_vec_id
 from agcli.simulator.syntax import (
     argument_of,
     call_kind_of,
     calls_in,
     constexprs_of,
-    leaves,
     lookup,
     names_in,
-    refuse_unknown_syntax,
     targets_of,
     uses_in,
 )
@@ -119,8 +118,9 @@ class SplitKernel:
         if not isinstance(definition, ast.FunctionDef):
             raise TypeError(f"{function!r} is not a kernel function")
         ast.increment_lineno(definition, first - 1)
-        refuse_unknown_syntax(definition, function.__code__.co_filename)
-        source = Source(function, definition, resolved_globals(function))
+        names = resolved_globals(function, uses_in(definition))
+        refuse_unknown(definition, function.__code__.co_filename, names)
+        source = Source(function, definition, names)
         self._sources[function] = source
         context.kernel_files.add(function.__code__.co_filename)
         for call in ast.walk(definition):
@@ -201,8 +201,6 @@ class _Taint:
         if isinstance(node, ast.If):
             self._expression(node.test, held)
             return self.block(node.body, set(held)) | self.block(node.orelse, set(held))
-        if isinstance(node, ast.With):
-            return self.block(node.body, held)
         if isinstance(node, ast.Return):
             self.returns |= node.value is not None and self._expression(node.value, held)
             return held
@@ -267,14 +265,10 @@ class _Slice:
             return self._while(node, live)
         if isinstance(node, ast.If):
             return self._if(node, live)
-        if isinstance(node, (ast.Return, ast.Break, ast.Continue)):
+        if isinstance(node, (ast.Return, ast.Pass, ast.Assert)):
             return self._rewritten(node), live | uses_in(node)
-        if isinstance(node, (ast.Pass, ast.Assert, ast.Global, ast.Import, ast.ImportFrom)):
-            return node, live | uses_in(node)
         targets = set().union(*(names_in(t) for t in targets_of(node)))
-        wanted = bool(targets & live) or not all(isinstance(n, ast.Name) for t in targets_of(node) for n in leaves(t))
-        if isinstance(node, ast.Expr):
-            wanted = False
+        wanted = bool(targets & live)
         if wanted and self.part != "vector":
             self._refuse_vector_results(node)
         if not (wanted or self._has_effect(node)):

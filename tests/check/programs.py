@@ -15,6 +15,7 @@ from agcli.simulator import run
 from agcli.slotted import kernel_arguments
 
 KERNELS = Path(__file__).parent / "kernels"
+DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

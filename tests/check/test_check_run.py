@@ -125,7 +125,7 @@ def test_a_world_without_ranks_is_refused():
 
 def test_an_error_in_the_kernel_names_its_line(tmp_path):
     with pytest.raises(UsageError, match=r"the kernel raised AttributeError: .* at .*ring\.py:\d+ in kernel"):
-        p.RING.check(tmp_path, (("tl.arange(0, BLOCK)", "tl.arange(0, BLOCK.size)"),))
+        p.RING.check(tmp_path, (("tl.arange(0, BLOCK)", "tl.arange(0, BLOCK.shape)"),))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """``ag-gemm check``: exit statuses, the table, JSON."""
 
 import json
+import re
 
 import programs as p
 import pytest
@@ -41,6 +42,36 @@ def test_the_default_sweep_covers_what_it_claims():
     assert len({c.label for c in cases}) == len(cases)
 
 
+def test_the_help_states_the_defaults_that_the_sweep_takes(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["check", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cases = list(Sweep().cases(split_kernel(f"{KERNEL_FILE}:{KERNEL_NAME}")))
+    taken = {"--m": {c.problem.m for c in cases}, "--n": {c.problem.n for c in cases}}
+    taken |= {"--k": {c.problem.k for c in cases}, "--cores": {c.cores for c in cases}}
+    taken["--world"] = {c.problem.world for c in cases}
+    for name in ("block_m", "block_n", "block_k", "comm_block_m", "comm_block_k", "pvalue", "buffer_num"):
+        taken[f"--{name.replace('_', '-')}"] = {getattr(c.config, name) for c in cases}
+    for option, values in taken.items():
+        (line,) = [line for line in lines if f"│ {option} " in line]
+        stated = line.partition("[default: (")[2].partition(")")[0].partition(":")[0]
+        assert {int(text) for text in re.findall(r"\d+", stated)} == values, line
+    (line,) = [line for line in lines if "│ --transport " in line]
+    assert "auto: both, one after the other." in line
+    assert "[default: auto]" in line
+    assert {c.config.transport for c in cases} == {"store", "putmem"}
+
+
+def test_the_documented_command_for_one_case_runs_one():
+    (line,) = [line for line in (p.DOCS / "check.md").read_text().splitlines() if line.endswith("  one case")]
+    words = line.removesuffix("one case").split()
+    options = dict(zip(words[2::2], words[3::2], strict=True))
+    assert set(options) == {"--world", "--m", "--buffer-num", "--transport"}
+    kernel = {"buffer_num": int(options["--buffer-num"]), "transport": options["--transport"]}
+    sweep = Sweep(int(options["--world"]), int(options["--m"]), kernel_options=kernel)
+    assert len(list(sweep.cases(split_kernel(f"{KERNEL_FILE}:{KERNEL_NAME}")))) == 1
+
+
 def test_our_kernel_is_clean(capsys):
     assert main([*QUICK]) == 0
     out = capsys.readouterr().out
@@ -73,6 +104,37 @@ def edited(tmp_path, kernel, *edits):
     return f"{tmp_path / kernel}:kernel_allgather_gemm"
 
 
+@pytest.mark.parametrize(
+    ("statement", "what"),
+    [
+        ("raise ValueError('x')", "'raise' is not supported in a kernel"),
+        ("fence()", "fence is not defined"),
+        ("undefined_function(3)", "undefined_function is not defined"),
+        ("x = undefined_name", "undefined_name is not defined"),
+        ("yield 3", "'yield' is not supported in a kernel"),
+        ("del M", "'del' is not supported in a kernel"),
+        ("import os", "'import' is not supported in a kernel"),
+        ("global Q", "'global' is not supported in a kernel"),
+        ("c_ptr.foo()", "the simulator does not know c_ptr.foo"),
+        ("open('f', 'w')", "open of Python cannot be used"),
+        ("1 / 0", "1 / 0 raises ZeroDivisionError"),
+        ("tl.nonexistent()", "the simulator does not know tl.nonexistent"),
+        ("primitives.nonexistent()", "the simulator does not know primitives.nonexistent"),
+    ],
+)
+def test_a_statement_that_means_nothing_is_refused_though_nobody_uses_its_result(statement, what, tmp_path, capsys):
+    barrier = "        primitives.barrier_all()\n"
+    source = KERNEL_FILE.read_text()
+    line = source[: source.index(barrier)].count("\n") + 1
+    file = tmp_path / "changed.py"
+    file.write_text(source.replace(barrier, f"        {statement}\n{barrier}"))
+    assert main(["check", "--kernel", f"{file}:{KERNEL_NAME}"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"changed.py:{line}: {what}" in captured.err
+    assert captured.err.count("\n") == 1
+
+
 def test_signals_are_given_to_kernels_that_want_them(tmp_path):
     barrier = "        libshmem_device.barrier_all()\n"
     signal = "        libshmem_device.signal_op(sig_ptr, launch, 0, 0)\n"
@@ -91,6 +153,7 @@ def test_a_wrong_result_without_a_race_is_found(tmp_path, capsys):
     ("arguments", "problem"),
     [
         (["--kernel", "nowhere.py:kernel"], "no such kernel file"),
+        (["--kernel", f"{p.KERNELS.parents[2] / 'pyproject.toml'}:kernel"], "pyproject.toml: it is no Python file"),
         (["--kernel", f"{p.KERNELS / 'ring.py'}:kernel"], "parameters that check cannot give: src_ptr, dst_ptr"),
         (["--world", "2", "--m", "0"], "M must be at least 1"),
         (["--buffer-num", "1"], "buffer_num must be at least 2"),
@@ -101,6 +164,14 @@ def test_a_wrong_result_without_a_race_is_found(tmp_path, capsys):
 def test_wrong_usage_ends_with_2(arguments, problem, capsys):
     assert main(["check", *arguments]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_a_kernel_file_that_ends_the_program_is_refused(tmp_path, capsys):
+    file = tmp_path / "ex.py"
+    file.write_text("import sys\ndef f(): pass\nsys.exit(0)\n")
+    assert main(["check", "--kernel", f"{file}:f"]) == 2
+    error = f"ag-gemm: error: cannot load {file}: it ends the program while it is loaded (SystemExit: 0)\n"
+    assert capsys.readouterr() == ("", error)
 
 
 def test_a_report_file_that_cannot_be_written_is_refused_first(tmp_path, capsys):

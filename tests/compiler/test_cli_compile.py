@@ -17,6 +17,8 @@ from agcli import main
 from agcli import toolchain as toolchains
 from agcli.toolchain import Toolchain
 
+ROOT = Path(__file__).parents[2]
+
 
 def run(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     status = main.main([*arguments])
@@ -91,12 +93,58 @@ def test_a_sweep_is_a_table_and_a_document(
         (["--over", "colour=3"], "a sweep axis is NAME=INT"),
         (["--over", "block-k="], "a sweep axis is NAME=INT"),
         (["--json", "/no/such/folder/x.json"], "there is no directory"),
+        (["--kernel", f"{ROOT / 'pyproject.toml'}:kernel"], "pyproject.toml: it is no Python file"),
+        (["--flag", "foo"], "an option of bishengir-compile starts with '-', got 'foo' (--flag)"),
     ],
 )
 def test_wrong_usage_is_status_2(arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capfd, "compile", *arguments)
     assert (status, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--nonsense", "--nonsense: Unknown command line argument '--nonsense'. (--flag)"),
+        ("--enable-code-motion=perhaps", "'perhaps' is invalid value for boolean argument! Try 0 or 1 (--flag)"),
+    ],
+)
+@pytest.mark.parametrize("soc", ["Ascend910B3", "Ascend950PR_9579"])
+def test_a_flag_that_the_compiler_does_not_take_is_status_2(
+    soc: str, flag: str, said: str, toolchain: Toolchain, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = run(capfd, "compile", "--soc", soc, "--flag", flag)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"ag-gemm: error: bishengir-compile does not take {flag}: ")
+    assert err.endswith(f"{said}\n")
+
+
+def test_a_wrong_flag_ends_a_sweep_too(toolchain: Toolchain, capfd: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capfd, "compile", "--over", "block-k=256,512", "--flag=--nonsense")
+    assert (status, out) == (2, "")
+    assert "bishengir-compile does not take --nonsense" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import sys\nsys.exit(0)\n", "it ends the program while it is loaded (SystemExit: 0)"),
+        ("import nothing_like_it\n", "No module named 'nothing_like_it'"),
+        ("def f(:\n", "syntax error: invalid syntax"),
+        ("x = 1\n", "it has no @triton.jit function called 'f'"),
+    ],
+)
+def test_a_kernel_that_cannot_be_had_is_status_2(
+    text: str, message: str, toolchain: Toolchain, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "ex.py"
+    file.write_text(text)
+    status, out, err = run(capfd, "compile", "--kernel", f"{file}:f")
+    assert (status, out) == (2, "")
+    assert err.startswith(f"ag-gemm: error: cannot load {file}: ")
+    assert message in err
+    assert err.count("\n") == 1
 
 
 def test_without_compilers_both_commands_say_how_to_get_them(

@@ -116,9 +116,7 @@ def test_blocks_that_fit_once_only_are_single_buffered(toolchain: Toolchain) -> 
     [
         ("primitives.barrier_all()", "primitives.barrier_every()", "primitives.barrier_every does not exist", True),
         ("accumulator += tl.dot(a, b)", "accumulator += tl.dot(a, oops)", "oops is not defined", True),
-        ("row = tile_m * COMM_BLOCK_SIZE_M", "row = = tile_m", "syntax error", True),
         ("symm_at(peer_mem_ptr, ", "symm_at(peer_mem_ptr + tl.arange(0, 16), ", "symm_at takes scalars", True),
-        ("import triton\n", "import triton\nimport no_such_module\n", "No module named 'no_such_module'", True),
         ('    TRANSPORT: tl.constexpr,  # "putmem" or "store"\n', "    TRANSPORT: tl.constexpr, MORE: tl.constexpr,\n",
          "meta-parameter MORE has no value: give it a default", False),
     ],
@@ -135,6 +133,26 @@ def test_a_faulty_kernel_is_explained_with_its_line(
         file, _, number = fault.where.rpartition(":")
         assert file == kernel.file
         assert new.splitlines()[-1].strip() in Path(file).read_text().splitlines()[int(number) - 1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("row = tile_m * COMM_BLOCK_SIZE_M", "row = = tile_m", "syntax error: invalid syntax"),
+        ("import triton\n", "import triton\nimport no_such_module\n", "No module named 'no_such_module'"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_refused_with_its_line(
+    old: str, new: str, message: str, changed_kernel: Changed, toolchain: Toolchain
+) -> None:
+    kernel = changed_kernel(old, new)
+    lines = Path(kernel.file).read_text().splitlines()
+    line = next(i for i, text in enumerate(lines, 1) if new.splitlines()[-1].strip() in text)
+    with pytest.raises(UsageError) as error:
+        compile_kernel(CompileRequest(B3, KernelConfig(), kernel=kernel), toolchain)
+    assert str(error.value).startswith(f"cannot load {kernel.file}: ")
+    assert message in str(error.value)
+    assert str(error.value).endswith(f"({kernel.file}:{line})")
 
 
 DIST_KERNEL = Path(__file__).parents[1] / "check" / "kernels" / "seed_gemm.py"
@@ -192,8 +210,9 @@ def test_a_crash_of_the_adapter_is_explained(toolchain: Toolchain, tmp_path: Pat
 
 
 def test_a_file_without_the_kernel(toolchain: Toolchain) -> None:
-    report = compile_kernel(CompileRequest(B3, KernelConfig(), kernel=KernelSource(name="nothing")), toolchain)
-    assert report.faults[0].message == "allgather_gemm.py has no @triton.jit function called 'nothing'"
+    kernel = KernelSource(name="nothing")
+    with pytest.raises(UsageError, match=r"allgather_gemm.py: it has no @triton.jit function called 'nothing'"):
+        compile_kernel(CompileRequest(B3, KernelConfig(), kernel=kernel), toolchain)
 
 
 def test_symm_at_of_an_offset_pointer_compiles(changed_kernel: Changed, toolchain: Toolchain) -> None:
@@ -256,7 +275,9 @@ def test_a_driver_that_breaks_is_the_environments_fault(tmp_path: Path) -> None:
         compile_kernel(CompileRequest(B3, KernelConfig()), broken)
 
 
-@pytest.mark.parametrize("text", ["kernel.py", "kernel.py:not a name", "/no/such/file.py:kernel"])
+@pytest.mark.parametrize(
+    "text", ["kernel.py", "kernel.py:not a name", "/no/such/file.py:kernel", "pyproject.toml:kernel"]
+)
 def test_a_kernel_is_given_as_file_and_name(text: str) -> None:
     with pytest.raises(UsageError, match="--kernel"):
         KernelSource.from_option(text)

@@ -322,3 +322,13 @@ def test_ranks_delayed_at_random_agree_with_the_reference() -> None:
 def test_verify_passes_on_one_gpu() -> None:
     result = ag_gemm("verify", "--backend", "cuda", "--world", "1", "--m", "1024")
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+@two_gpus
+def test_an_operator_in_a_torchrun_job() -> None:
+    pytest.importorskip("platformdirs")  # the example asks for this user's tuned configurations
+    example = ROOT / "examples" / "column_parallel_linear.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
+    assert result.returncode == 0, result.stdout + result.stderr
