@@ -63,7 +63,15 @@ def main(argv: list[str] | None = None) -> int:
         text = error.format_message().rstrip(".")
         if error.ctx and text == "Missing command":
             text += f", one of {', '.join(error.ctx.command.commands)}"
+        text += _value_of(error.__cause__, text)
         return _fail(f"{text}. Try '{path} --help'.", UsageError.exit_status)
+
+
+def _value_of(cause: BaseException | None, text: str) -> str:
+    """The value that was refused, where ``text`` lacks it; pydantic knows it, by which some versions of Typer judge."""
+    details: list[dict[str, Any]] = getattr(cause, "errors", list)()
+    value = f"'{details[0].get('input')}'" if details else ""
+    return f", got {value}" if value not in text else ""
 
 
 def run() -> None:

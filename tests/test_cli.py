@@ -183,8 +183,8 @@ def test_closed_streams_that_no_report_needs_are_no_error() -> None:
     [
         ("", "Missing command"),
         ("verfy", "No such command"),
-        ("verify --world two", "'--world'"),
-        ("verify --world 0", "'--world'"),
+        ("verify --world two", "two"),
+        ("verify --world 0", "got '0'"),
         ("verify --wrold 2", "No such option"),
         ("verify --dtype fp8", "'--dtype'"),
         ("verify --m 0", "M must be at least 1, got 0 (--m)"),
