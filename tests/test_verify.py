@@ -389,7 +389,7 @@ def test_case_24_a_rank_that_did_not_report_is_a_failure(run: Run) -> None:
 
 @pytest.mark.slow
 def test_case_16_a_lost_rank_is_named(run: Run) -> None:
-    status, _, text = run("never_launch", "--world", "2", *SMALL, "--timeout", "20")
+    status, _, text = run("never_launch", "--world", "2", *SMALL, "--timeout", "8")
     assert status == 3
     assert "rank 1 did not arrive: last seen 'inputs of launch 1'" in text
     assert "rank 0 waited in 'launch 1'" in text
