@@ -7,7 +7,7 @@ alone takes as long as the interpreter's own start.
 import _signal  # type: ignore[import-not-found]
 import os
 
-NAMES = {2: "SIGINT", 15: "SIGTERM"}
+NAMES = {1: "SIGHUP", 2: "SIGINT", 15: "SIGTERM"}
 
 
 def is_other_rank() -> bool:
@@ -19,7 +19,7 @@ told = is_other_rank()  # whether there is nothing more to tell of what ended th
 
 
 def exit_at_once() -> None:
-    """From now on INT and TERM end the process where it is, with one line on stderr and status 130 or 143."""
+    """From now on INT, TERM and HUP end the process where it is, with one line on stderr and status 128 + number."""
     for number in NAMES:
         if _signal.getsignal(number) not in (_signal.SIG_IGN, None):  # `nohup` and background jobs stay deaf
             _signal.signal(number, _exit)

@@ -79,7 +79,9 @@ def deliver(
     stdout: TextIO,
     *more: Callable[[], object],
 ) -> None:
-    """Print, then write every report that is wanted and can be written, then do ``more``; a stop waits for all of it.
+    """Print, then write every report that is wanted and can be written, then do ``more``.
+
+    A stop waits for all of it, since it is short; if not, a second stop breaks in.
 
     Raises what went wrong first: EnvironmentFault, or BrokenPipeError where the reader of ``stdout`` went away.
     """
@@ -88,7 +90,7 @@ def deliver(
     steps: list[Callable[[], object]] = [lambda: print_for_people(people), stdout.flush]
     steps += [functools.partial(_write_made, make, path, stdout) for path, make in wanted]
     errors: list[Exception] = []
-    with held():
+    with held(firm=False):
         for step in (*steps, *more, stdout.flush):
             try:
                 step()

@@ -3,7 +3,8 @@ to its end. Neither is ever lost: what breaks in without effect is tried again, 
 
     start of the program  ``early``    nothing has been started yet: one line, and the process is gone
     a command             ``handled``  the signal raises ``Interrupted`` in the main thread
-    ranks, reports        ``held``     the signal is only noted, and raises ``Interrupted`` at the end
+    ranks, reports        ``held``     the signal is only noted, and raises ``Interrupted`` at the end; while a report
+                                       is delivered, which may take for ever, a later one breaks in
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from typing import Any, NoReturn
 from agcli import early
 from agcli.errors import Interrupted
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AGAIN_S = 0.2  # between attempts of a signal to break in
+PATIENCE_S = 1.0  # from one signal to another that breaks into a delivery; `timeout` and torchrun send two at once
 
 
 class _State:
@@ -31,7 +33,9 @@ class _State:
     def __init__(self) -> None:
         self.installed = False  # whether ``handled`` is in effect
         self.noted: list[int] = []  # what came since then
+        self.noted_at = 0.0  # when the first came, seconds of the monotonic clock
         self.holds = 0  # ``held`` contexts in effect, kept ones included
+        self.firm_holds = 0  # those of them that no later signal breaks into
         self.keeping: int | None = None  # holds kept for ``until_delivered``; None outside it
         self.over = False  # whether the program is about to end
         self.clean_ups: list[Callable[[], None]] = []
@@ -101,18 +105,23 @@ def handled() -> Iterator[list[int]]:
             yield _state.noted
         finally:
             _state.holds += 1  # from here on signals are only noted
+            _state.firm_holds += 1
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         sys.unraisablehook = hook
-        _state.installed, _state.holds = False, 0
+        _state.installed, _state.holds, _state.firm_holds = False, 0, 0
     if _state.noted:
         raise Interrupted(_state.noted[0])
 
 
 def _on_signal(number: int, frame: object) -> None:
     _state.noted.append(number)
-    if not _state.holds and not _in_flight():
+    now = time.monotonic()
+    if len(_state.noted) == 1:
+        _state.noted_at = now
+    again = now - _state.noted_at >= PATIENCE_S and not _state.firm_holds
+    if (again or not _state.holds) and not _in_flight():
         _break_in()
 
 
@@ -150,17 +159,18 @@ def _hush(hook: Callable[[Any], object], ignored: Any) -> None:
 
 
 @contextlib.contextmanager
-def held(keep: bool = False) -> Iterator[list[int]]:
+def held(keep: bool = False, firm: bool = True) -> Iterator[list[int]]:
     """INT and TERM are only noted in the list this yields, and raise ``Interrupted`` at the end (main thread only).
 
-    With ``keep``, inside ``until_delivered``, they go on being held to the end of that, unless this ends by an
-    exception.
+    Unless ``firm``, one that comes ``PATIENCE_S`` after the first raises it at once. With ``keep``, inside
+    ``until_delivered``, they go on being held to the end of that, not firmly, unless this ends by an exception.
     """
     if threading.current_thread() is not threading.main_thread():
         yield []
         return
     with handled() as noted:
         _state.holds += 1
+        _state.firm_holds += firm
         kept = False
         try:
             yield noted
@@ -169,6 +179,7 @@ def held(keep: bool = False) -> Iterator[list[int]]:
                 kept = True
         finally:
             _state.holds -= not kept
+            _state.firm_holds -= firm
         if noted and not _state.holds:
             _break_in()
 

@@ -187,7 +187,7 @@ def run(machine: Machine, plan: TunePlan, store: Path, json_path: Path | None, t
 def _keep(collector: Collector, store: Path, json_path: Path | None, stdout: TextIO, complete: bool) -> None:
     """Store, print and report. A store that fails is an error only after the rest, which has all that was found."""
     fault = None
-    with stops.held():
+    with stops.held(firm=False):
         try:
             if collector.entries:
                 tuned.add(store, collector.entries)

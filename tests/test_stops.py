@@ -259,7 +259,7 @@ def test_a_stop_ends_the_tools_of_all_threads(hanging: Hanging) -> None:
     assert hanging.all_ended()
 
 
-@pytest.mark.parametrize(("number", "status"), STOPS)
+@pytest.mark.parametrize(("number", "status"), [*STOPS, (signal.SIGHUP, 129)])
 def test_doctor_leaves_no_tool_running(number: int, status: int, hanging: Hanging) -> None:
     process = hanging.start("doctor")
     for _ in range(2):  # as `timeout` does
@@ -336,3 +336,20 @@ def test_a_report_that_fails_and_a_stop_are_both_told(
     out, err = capfd.readouterr()
     assert "--backend auto: " in out
     assert err == "ag-gemm: error: the disk is full\nag-gemm: stopped by SIGTERM\n"
+
+
+@pytest.mark.parametrize(("number", "status"), STOPS)
+def test_a_report_that_nobody_takes_is_given_up_at_the_second_signal(number: int, status: int, tmp_path: Path) -> None:
+    fifo = tmp_path / "report"
+    os.mkfifo(fifo)
+    command = [sys.executable, "-u", "-m", "agcli", "doctor", "--json", str(fifo)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()  # it prints before it writes
+    time.sleep(0.5)
+    process.send_signal(number)
+    time.sleep(stops.PATIENCE_S + 0.5)
+    assert process.poll() is None, "the first one waits for the report"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (status, f"ag-gemm: stopped by {signal.Signals(number).name}\n")
