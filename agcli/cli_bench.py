@@ -165,7 +165,7 @@ def bench(
         tuned_store = opt.tuned_store(tuned, store, kernel, {"--json": json, "--csv": csv, "--plot": plot})
         chosen = opt.parse_devices(devices)
         outputs = bench_run.Outputs(json, csv, plot, compare, parse_slowdown(max_slowdown))
-        writes = job is None or job.rank == 0  # no other rank does; on other nodes there may be no such directory
+        writes = job is None or job.writes  # on other hosts there may be no such directory
         if writes:
             outputs.check()
         wanted = bench_run.Wanted(m, n, k, preset, shapes, dtype, impl)

@@ -69,7 +69,7 @@ def tune(
     with request.one_voice(job):
         opt.check_timeout(timeout)
         chosen = opt.parse_devices(devices)
-        writes = job is None or job.rank == 0  # no other rank does; on other nodes there may be no such directory
+        writes = job is None or job.writes  # on other hosts there may be no such directory
         if writes:
             check_writable(json, "--json")
         wanted = Wanted(m, n, k, preset, shapes, dtype)

@@ -289,11 +289,16 @@ def test_a_rank_that_writes_nothing_does_not_ask_for_the_folder(
         raise EnvironmentFault("would join")
 
     monkeypatch.setattr("agcli.join.run_joined", run_joined)
-    job = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    job = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in (job | {"LOCAL_WORLD_SIZE": "2"}).items():
         monkeypatch.setenv(name, value)
     assert main([command, "--backend", "cpu", *SMALL, "--json", "/no/such/folder/x.json"]) == 3
     assert "would join" in one_error(capsys.readouterr().err)
+    monkeypatch.setenv("RANK", "1")  # on the host of rank 0, whose refusal must not leave this one waiting
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(SystemExit, match="2"):
+        main([command, "--backend", "cpu", *SMALL, "--json", "/no/such/folder/x.json"])
+    assert capsys.readouterr().err == ""
 
 
 # -- runs --------------------------------------------------------------------------------------------------------
