@@ -1,7 +1,8 @@
 """Refuse what the simulator would not run as it is written: before anything runs, with its line and what it is.
 
 The split leaves out statements whose results nobody uses, as the compiler does. What means nothing here must not get
-that far: it would be left out in silence, where Triton's compiler, which reads every statement first, refuses it.
+that far: it would be left out in silence, where Triton's compiler refuses it. Triton does not read a branch whose
+condition is known to be false when it compiles: what is refused there is refused if a launch comes to it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 from agcli.errors import UsageError
-from agcli.simulator.syntax import leaves, names_in, targets_of
+from agcli.simulator.syntax import leaves, names_in, targets_of, uses_in
 
 _EXPRESSIONS = (
     ast.Name, ast.Attribute, ast.Constant, ast.Call, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp,
@@ -29,11 +30,22 @@ _SPELLINGS: dict[type[ast.AST], str] = {
 }  # fmt: skip
 # What kernels may ask of values that are known at run time only: of scalars, blocks, pointers and their types.
 _METHODS = frozenset(("to", "is_floating", "is_fp16", "is_bf16", "is_fp32", "is_ptr"))
-_ATTRIBUTES = _METHODS | {"T", "dtype", "element_ty", "name", "primitive_bitwidth", "shape", "type", "value"}
+_ATTRIBUTES = _METHODS | {
+    "T",
+    "dtype",
+    "element_ty",
+    "itemsize",
+    "name",
+    "primitive_bitwidth",
+    "shape",
+    "type",
+    "value",
+}
 _FOLDED: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
+REFUSAL = "__refused__"  # the function that a refused branch calls
 _RUN_TIME = object()  # a value that is not known before the kernel runs
 
 
@@ -60,6 +72,9 @@ class _Reader:
         self.names = names
         self.bound = {a.arg for a in (*definition.args.posonlyargs, *definition.args.args)}
         self.local = self.bound | _stored_in(*definition.body)
+        parameters = (*definition.args.posonlyargs, *definition.args.args)
+        constexprs = {a.arg for a in parameters if a.annotation and "constexpr" in ast.unparse(a.annotation)}
+        self.run_time = self.local - (constexprs - _stored_in(*definition.body))
 
     def block(self, statements: list[ast.stmt]) -> None:
         """Read statements one after the other."""
@@ -71,8 +86,12 @@ class _Reader:
             self._loop(node)
         elif isinstance(node, ast.If):
             self._expression(node.test)
-            self.block(node.body)
-            self.block(node.orelse)
+            chosen_before = not uses_in(node.test) & self.run_time
+            for branch in (node.body, node.orelse):
+                if chosen_before:
+                    self._perhaps_untaken(branch)
+                else:
+                    self.block(branch)
         elif isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
             if node.value is not None:
                 self._expression(node.value)
@@ -85,6 +104,15 @@ class _Reader:
             self._children(node)
         elif not isinstance(node, ast.Pass):
             self._refuse_syntax(node)
+
+    def _perhaps_untaken(self, branch: list[ast.stmt]) -> None:
+        """Read a branch that constants alone decide on; what is refused in it becomes its only statement."""
+        try:
+            self.block(branch)
+        except UsageError as error:
+            self.bound |= _stored_in(*branch)
+            call = ast.Call(ast.Name(REFUSAL, ast.Load()), [ast.Constant(str(error))], [])
+            branch[:] = [ast.fix_missing_locations(ast.copy_location(ast.Expr(call), branch[0]))]
 
     def _loop(self, node: ast.For | ast.While) -> None:
         if node.orelse:
@@ -147,8 +175,11 @@ class _Reader:
         return getattr(base, node.attr) if hasattr(base, node.attr) else self._refuse_name(node)
 
     def _call(self, node: ast.Call) -> None:
-        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+        of_module = isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr")
+        for argument in (*node.args[of_module:], *(keyword.value for keyword in node.keywords)):
             self._expression(argument)
+        for argument in node.args[:of_module]:  # which may be a module
+            self._meaning(argument)
         if any(keyword.arg is None for keyword in node.keywords):
             self._refuse(node, "'**' is not supported in a kernel")
         if not isinstance(node.func, (ast.Name, ast.Attribute)):

@@ -146,3 +146,27 @@ def test_what_triton_takes_runs(tmp_path, capsys):
     launch(written(tmp_path, ACCEPTED), out, 5, BLOCK=4)
     assert out[0] == -2 * (2 + 1) + 3 + 2
     assert "first is 6" in capsys.readouterr().out
+
+
+UNKNOWN = ["n = n // ZERO", "x = undefined_function(n)", "x = tl.nonexistent(n)", "x = tl.load(x_ptr).sum()"]
+
+
+@pytest.mark.parametrize("statement", UNKNOWN)
+def test_a_branch_that_constants_leave_out_may_hold_anything(tmp_path, statement):
+    """As Triton has it: the usual switch between vendors."""
+    body = f"if BLOCK == 3 and ZERO == 0:\n    {statement}\ntl.store(x_ptr, n)"
+    kernel = written(tmp_path, body)
+    x = torch.zeros(1, dtype=torch.int32)
+    launch(kernel, x, 7, BLOCK=4)
+    assert x.item() == 7
+    with pytest.raises(UsageError, match=rf"unusual\.py:{LINE + 1}: .*\(kernel\)"):
+        launch(kernel, x, 7, BLOCK=3)
+    with pytest.raises(UsageError, match=rf"unusual\.py:{LINE + 1}: "):
+        SplitKernel(written(tmp_path, f"if n == 3:\n    {statement}"))
+
+
+def test_what_a_module_has_can_be_asked(tmp_path):
+    body = "size = x_ptr.dtype.element_ty.itemsize\nif hasattr(tl, 'load'):\n    tl.store(x_ptr, size)"
+    x = torch.zeros(1, dtype=torch.int32)
+    launch(written(tmp_path, body), x, 7, BLOCK=4)
+    assert x.item() == 4
