@@ -25,7 +25,7 @@ from agcli.agreement import from_first, gather_notes
 from agcli.backends import get_backend
 from agcli.backends.base import Backend, Engine, EngineOptions
 from agcli.bench_hooks import BenchHooks, HostTimer, hooks_of
-from agcli.bench_inputs import input_sets, slowest
+from agcli.bench_inputs import input_sets, slowest, temperature
 from agcli.bench_parts import PARTS, Call, Implementation, InputSet, complaint, of_set, replay
 from agcli.bench_plan import BenchPlan
 from agcli.bench_rows import ABSENT, FAILED, GRAPH, TIMED, TUNED, Row
@@ -272,9 +272,16 @@ class _Case:
         for impl, ms in zip(good, slowest(times), strict=True):
             row = self._rows[impl.name]
             if row.check != FAILED:
-                row = replace(row, check=TIMED, caches=self._caches, input_sets=len(self._sets))
+                row = replace(row, check=TIMED, caches=self._caches_of(impl), input_sets=len(self._sets))
                 host_ms = ms.pop() if host_calls else None
                 self._rows[impl.name] = bench_rows.timed(row, ms, host_ms, self._peak_tflops)
+
+    def _caches_of(self, impl: Implementation) -> str:
+        """How caches are for ``impl``: the all-gather alone touches the least of a set, A and the gathered A."""
+        if not impl.gathers or self._caches != "cold":
+            return self._caches
+        p = self._problem
+        return temperature(len(self._sets), p.itemsize * (p.m + p.world * p.m) * p.k, self._hooks.cache_bytes())
 
     def _warm_up(self, good: Sequence[Implementation]) -> int:
         """Warm up, and decide on rank 0 how many iterations the budget allows."""

@@ -31,18 +31,16 @@ def input_sets(
 ) -> tuple[list[InputSet], str]:
     """One set if caches are to be ``warm``, else so many that a set has left the cache when its turn comes again.
 
-    Also says how caches are: "warm", "cold", or "partly cold" where memory was short. What counts of a set is what its
-    least demanding user touches, the all-gather: A and the gathered A. Collective.
+    Also says how caches are: "warm", "cold", or "partly cold" where memory was short. Collective.
     """
     p, hooks = problem, hooks_of(backend)
-    touched = p.itemsize * (p.m + p.world * p.m) * p.k
-    whole = touched + p.itemsize * (p.k + p.world * p.m) * p.n
+    one = p.itemsize * (p.m * p.k + p.k * p.n + p.world * p.m * (p.n + p.k))
     count, caches = 1, "warm"
     if not warm:
-        room = int(hooks.free_bytes(ctx.local_world) * MEMORY_SHARE) // whole
-        wanted = cdiv(2 * hooks.cache_bytes(), touched) + 1
+        room = int(hooks.free_bytes(ctx.local_world) * MEMORY_SHARE) // one
+        wanted = cdiv(2 * hooks.cache_bytes(), one) + 1
         count = int(from_first(str(max(1, min(wanted, room, MAX_SETS))), None))
-        caches = "cold" if count * touched > hooks.cache_bytes() else "partly cold"
+        caches = temperature(count, one, hooks.cache_bytes())
     device = backend.device()
     first = [t.to(device) for t in make_inputs(p, "normal", seed, 0, ctx.rank)]
     sets = []
@@ -50,6 +48,11 @@ def input_sets(
         a, b = (t.roll(index, 0) for t in first)
         sets.append(InputSet(a, b, torch.empty(p.c_shape, dtype=a.dtype, device=device), gather(a)))
     return sets, caches
+
+
+def temperature(sets: int, touched_bytes: int, cache_bytes: int) -> str:
+    """How caches are if so many bytes of each set are touched: "cold" if a set has left them when it comes again."""
+    return "cold" if sets * touched_bytes > cache_bytes else "partly cold"
 
 
 def slowest(times_ms: Sequence[Sequence[float]]) -> list[list[float]]:
