@@ -360,5 +360,6 @@ def _rank_program() -> str:
 
     With ``-m`` the working directory would come first, and a file there called like a module be taken for it.
     """
-    paths = f"own = sys.path[1:]; sys.path[:] = [path for path in {sys.path!r} if path not in own] + own"
+    here = [path for path in sys.path if isinstance(path, str)]
+    paths = f"own = sys.path[1:]; sys.path[:] = [path for path in {here!r} if path not in own] + own"
     return f"import sys; {paths}; from agcli.rank import main; sys.exit(main())"

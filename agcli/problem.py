@@ -5,6 +5,7 @@ Legend: W ranks, A ``[M, K]`` and B ``[K, N]`` on each rank, C ``[W * M, N]`` on
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -43,8 +44,10 @@ class Problem:
     def __post_init__(self) -> None:
         for name in ("m", "n", "k"):
             value = getattr(self, name)
-            if not isinstance(value, int):
-                raise UsageError(f"{name.upper()} must be a whole number of type int, got {value!r} (--{name})")
+            try:
+                object.__setattr__(self, name, operator.index(value))  # of NumPy, too, as an int that JSON takes
+            except TypeError:
+                raise UsageError(f"{name.upper()} must be a whole number, got {value!r} (--{name})") from None
             if value < 1:
                 raise UsageError(f"{name.upper()} must be at least 1, got {value} (--{name})")
             if value > INT32_MAX:

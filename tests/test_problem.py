@@ -1,5 +1,9 @@
 """Problem, KernelConfig and Plan: derived sizes against their definitions, and everything that must be refused."""
 
+import json
+from dataclasses import asdict
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,8 +75,13 @@ def test_consecutive_launches_never_share_the_slot_in_flight(plan, launches):
 @pytest.mark.parametrize("size", [48.0, 1.5, "48", None])
 def test_sizes_are_whole_numbers(size):
     """48.0 is what 96 / 2 gives."""
-    with pytest.raises(UsageError, match=rf"N must be a whole number of type int, got {size!r}"):
+    with pytest.raises(UsageError, match=rf"N must be a whole number, got {size!r}"):
         Problem(16, size, 16, 2)
+
+
+def test_a_whole_number_of_numpy_becomes_an_int():
+    problem = Problem(np.prod((4, 4)), 16, 16, 2)
+    assert json.loads(json.dumps(asdict(problem)))["m"] == 16
 
 
 def test_flops_of_a_rank():
