@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,12 +11,7 @@ from agcli import options as opt
 CHECK_PANEL = "What to check"
 
 
-def _number(flag: str, what: str, default: str, panel: str = opt.KERNEL_PANEL) -> Any:
-    """An option of other commands with check's own default, which is small (``agcli.check.cases``)."""
-    names = (flag, f"-{flag[2:].upper()}") if panel == opt.PROBLEM_PANEL else (flag,)
-    return typer.Option(*names, help=f"{what}.", show_default=default, metavar="INT", rich_help_panel=panel)
-
-
+# Of the small cases that check makes (``agcli.check.cases``), as are all defaults below.
 _SIZES = "25, 57, 64, 89 and 96: 1 to 3 iterations, with and without a tail"
 
 
@@ -61,27 +56,17 @@ def check(
             min=1, metavar="INT", show_default="3", help="AI cores of each rank (count).", rich_help_panel=CHECK_PANEL
         ),
     ] = None,
-    m: Annotated[int | None, _number("--m", "Rows of A on each rank (elements)", _SIZES, opt.PROBLEM_PANEL)] = None,
-    n: Annotated[int | None, _number("--n", "Columns of B on each rank (elements)", "24", opt.PROBLEM_PANEL)] = None,
-    k: Annotated[
-        int | None, _number("--k", "Columns of A and rows of B on each rank (elements)", "40", opt.PROBLEM_PANEL)
-    ] = None,
+    m: Annotated[int | None, opt.size("m", _SIZES)] = None,
+    n: Annotated[int | None, opt.size("n", "24")] = None,
+    k: Annotated[int | None, opt.size("k", "40")] = None,
     dtype: opt.Dtype = opt.DtypeName.FP16,
-    block_m: Annotated[int | None, _number("--block-m", "Rows of a tile of C (elements)", "16")] = None,
-    block_n: Annotated[int | None, _number("--block-n", "Columns of a tile of C (elements)", "16")] = None,
-    block_k: Annotated[int | None, _number("--block-k", "K of one multiplication of tiles (elements)", "16")] = None,
-    comm_block_m: Annotated[
-        int | None, _number("--comm-block-m", "Rows of a tile that is sent (elements)", "8")
-    ] = None,
-    comm_block_k: Annotated[
-        int | None, _number("--comm-block-k", "Columns of a tile that is sent (elements)", "16")
-    ] = None,
-    pvalue: Annotated[
-        int | None, _number("--pvalue", "Tile rows of A that are gathered in one iteration (count)", "2")
-    ] = None,
-    buffer_num: Annotated[
-        int | None, _number("--buffer-num", "Slots of the symmetric buffer, at least 2 (count)", "2 and 3")
-    ] = None,
+    block_m: Annotated[int | None, opt.tile("block_m", "16")] = None,
+    block_n: Annotated[int | None, opt.tile("block_n", "16")] = None,
+    block_k: Annotated[int | None, opt.tile("block_k", "16")] = None,
+    comm_block_m: Annotated[int | None, opt.tile("comm_block_m", "8")] = None,
+    comm_block_k: Annotated[int | None, opt.tile("comm_block_k", "16")] = None,
+    pvalue: Annotated[int | None, opt.tile("pvalue", "2")] = None,
+    buffer_num: Annotated[int | None, opt.tile("buffer_num", "2 and 3")] = None,
     transport: Annotated[
         opt.TransportName,
         typer.Option(

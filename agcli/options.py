@@ -50,12 +50,29 @@ class DataName(str, Enum):
     INTEGERS = "integers"
 
 
-def _size(name: str, what: str) -> Any:
-    default = "4096; on cpu 512 if none of --m, --n, --k is given"
+_SIZE_ON_CPU = "4096; on cpu 512 if none of --m, --n, --k is given"
+_SIZES = {
+    "m": "Rows of A on each rank",
+    "n": "Columns of B on each rank",
+    "k": "Columns of A and rows of B on each rank",
+}
+_TILES = {
+    "block_m": "Rows of a tile of C (elements)",
+    "block_n": "Columns of a tile of C (elements)",
+    "block_k": "K of one multiplication of tiles (elements)",
+    "comm_block_m": "Rows of a tile that is sent (elements)",
+    "comm_block_k": "Columns of a tile that is sent (elements)",
+    "pvalue": "Tile rows of A that are gathered in one iteration (count)",
+    "buffer_num": "Slots of the symmetric buffer, at least 2 (count)",
+}
+
+
+def size(name: str, default: str = _SIZE_ON_CPU) -> Any:
+    """The option for one of M, N and K; ``default`` is what its help says."""
     return typer.Option(
         f"--{name}",
         f"-{name.upper()}",  # some versions of torchrun take --m and --n behind the program for their own options
-        help=f"{what} (elements).",
+        help=f"{_SIZES[name]} (elements).",
         show_default=default,
         metavar="INT",
         rich_help_panel=PROBLEM_PANEL,
@@ -74,13 +91,17 @@ def size_list(name: str, what: str, default: str, panel: str) -> Any:
     )
 
 
-def _tile(flag: str, what: str, default: object) -> Any:
-    return typer.Option(flag, help=f"{what}.", show_default=str(default), metavar="INT", rich_help_panel=KERNEL_PANEL)
+def tile(name: str, default: str | None = None) -> Any:
+    """The option for a field of ``KernelConfig``; ``default`` is what its help says, else the field's own."""
+    shown = default if default is not None else str(getattr(_DEFAULTS, name))
+    return typer.Option(
+        option(name), help=f"{_TILES[name]}.", show_default=shown, metavar="INT", rich_help_panel=KERNEL_PANEL
+    )
 
 
-M = Annotated[int | None, _size("m", "Rows of A on each rank")]
-N = Annotated[int | None, _size("n", "Columns of B on each rank")]
-K = Annotated[int | None, _size("k", "Columns of A and rows of B on each rank")]
+M = Annotated[int | None, size("m")]
+N = Annotated[int | None, size("n")]
+K = Annotated[int | None, size("k")]
 Dtype = Annotated[DtypeName, typer.Option(help="Element type of A, B and C.", rich_help_panel=PROBLEM_PANEL)]
 Data = Annotated[
     DataName,
@@ -96,24 +117,14 @@ Seed = Annotated[
     ),
 ]
 
-BlockM = Annotated[int | None, _tile("--block-m", "Rows of a tile of C (elements)", _DEFAULTS.block_m)]
-BlockN = Annotated[
-    int | None, _tile("--block-n", "Columns of a tile of C (elements)", f"{_DEFAULTS.block_n}; 128 on Ascend 950")
-]
-BlockK = Annotated[int | None, _tile("--block-k", "K of one multiplication of tiles (elements)", _DEFAULTS.block_k)]
-CommBlockM = Annotated[
-    int | None, _tile("--comm-block-m", "Rows of a tile that is sent (elements)", _DEFAULTS.comm_block_m)
-]
-CommBlockK = Annotated[
-    int | None, _tile("--comm-block-k", "Columns of a tile that is sent (elements)", _DEFAULTS.comm_block_k)
-]
-PValue = Annotated[
-    int | None, _tile("--pvalue", "Tile rows of A that are gathered in one iteration (count)", _DEFAULTS.pvalue)
-]
-BufferNum = Annotated[
-    int | None,
-    _tile("--buffer-num", "Slots of the symmetric buffer, at least 2 (count)", _DEFAULTS.buffer_num),
-]
+BlockM = Annotated[int | None, tile("block_m")]
+BlockN = Annotated[int | None, tile("block_n", f"{_DEFAULTS.block_n}; 128 on Ascend 950")]
+BlockK = Annotated[int | None, tile("block_k")]
+CommBlockM = Annotated[int | None, tile("comm_block_m")]
+CommBlockK = Annotated[int | None, tile("comm_block_k")]
+PValue = Annotated[int | None, tile("pvalue")]
+BufferNum = Annotated[int | None, tile("buffer_num")]
+
 Transport = Annotated[
     TransportName,
     typer.Option(
