@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import is_running, wait_for
 
 from agcli.errors import EnvironmentFault, KernelFault, UsageError
 from agcli.launch import Interrupted, Job, RankResult, failure, launch, rank_names
@@ -25,23 +26,6 @@ def run(target: str, payload: dict[str, Any] | None = None, world: int = 2, **op
     options = {"timeout_s": 60.0, "devices": list(range(world)), **options}
     env = {"PYTHONPATH": f"{TESTS}{os.pathsep}{ROOT}", **options.pop("env", {})}
     return launch(Job(f"launch_targets:{target}", payload or {}), world=world, env=env, **options)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-def wait_for(condition: Any, seconds: float = 30.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def read_pids(folder: Path, world: int, seconds: float = 30.0) -> list[int]:

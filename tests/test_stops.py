@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import is_running, wait_for
 
 from agcli import bench_run, children, report, request, stops
 from agcli.errors import EnvironmentFault, Interrupted
@@ -29,23 +30,6 @@ sleep 300 &
 echo $$ $! >> {pids}
 wait
 """
-
-
-def is_running(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> bool:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 @contextlib.contextmanager
