@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -75,12 +75,18 @@ class BenchPlan:
                 found[name] = str(e)
         return found
 
-    def check(self, chip: Chip | None) -> None:
-        """Refuse before any rank starts what no transport could run. Raises UsageError with the first reason."""
+    def check(self, chip: Chip | None, check_platform: Callable[[Plan], None] = lambda plan: None) -> None:
+        """Refuse before any rank starts what no transport could run, and what ``check_platform`` refuses.
+
+        Raises UsageError with the first reason.
+        """
         for problem, _ in self.problems:
             plans = self.fused(problem, chip) if "fused" in self.implementations else {}
             if plans and all(isinstance(plan, str) for plan in plans.values()):
                 raise UsageError(f"{problem.m}x{problem.n}x{problem.k}: {next(iter(plans.values()))}")
+            for plan in plans.values():
+                if isinstance(plan, Plan):
+                    check_platform(plan)
 
 
 def pick(wanted: Sequence[str], transports: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

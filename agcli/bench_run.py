@@ -19,7 +19,7 @@ from agcli.bench_rows import IMPLEMENTATIONS, BenchReport, Row, Setup, rows_from
 from agcli.errors import KernelFault, UsageError
 from agcli.outcome import Job
 from agcli.outputs import check_distinct, check_writable, people_stream, reserved_stdout
-from agcli.problem import ITEMSIZE, Plan, default_config
+from agcli.problem import ITEMSIZE, default_config
 from agcli.progress import OnProgress, progress_bar
 from agcli.report import versions_of
 from agcli.request import SIZE, Machine, check_platform, report_failure, run_ranks
@@ -104,11 +104,7 @@ def make_plan(machine: Machine, wanted: Wanted, *, warmup: int | None, graph: bo
     )
     chip = machine.backend.chip(plan.soc)
     default_config(chip).with_options(**plan.config)
-    plan.check(chip)
-    for problem, _ in plan.problems:
-        for fused in plan.fused(problem, chip).values() if "fused" in implementations else ():
-            if isinstance(fused, Plan):
-                check_platform(machine.backend, fused)
+    plan.check(chip, functools.partial(check_platform, machine.backend))
     return plan
 
 

@@ -165,8 +165,7 @@ def bench(
         tuned_store = opt.tuned_store(tuned, store, kernel, {"--json": json, "--csv": csv, "--plot": plot})
         chosen = opt.parse_devices(devices)
         outputs = bench_run.Outputs(json, csv, plot, compare, parse_slowdown(max_slowdown))
-        writes = job is None or job.writes  # on other hosts there may be no such directory
-        if writes:
+        if request.sees_reports(job):
             outputs.check()
         wanted = bench_run.Wanted(m, n, k, preset, shapes, dtype, impl)
         wanted.check()
@@ -187,6 +186,6 @@ def bench(
             graph=graph,
             seed=seed,
         )
-        if writes:
+        if request.sees_reports(job):
             outputs.check_comparable(plan)
     return bench_run.run(machine, plan, outputs, timeout, debug)

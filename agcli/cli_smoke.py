@@ -43,7 +43,7 @@ def smoke(
         if not (math.isfinite(max_minutes) and max_minutes > 0):
             raise UsageError(f"the time must be a positive number of minutes, got {max_minutes:g} (--max-minutes)")
         chosen = opt.parse_devices(devices)
-        if job is None or job.writes:
+        if request.sees_reports(job):
             check_outputs(json, junit)
     options = smoke_run.SmokeOptions(backend.value, world, chosen, soc, timeout, max_minutes * 60, json, junit, debug)
     return smoke_run.run(options, job)

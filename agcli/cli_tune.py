@@ -69,8 +69,7 @@ def tune(
     with request.one_voice(job):
         opt.check_timeout(timeout)
         chosen = opt.parse_devices(devices)
-        writes = job is None or job.writes  # on other hosts there may be no such directory
-        if writes:
+        if request.sees_reports(job):
             check_writable(json, "--json")
         wanted = Wanted(m, n, k, preset, shapes, dtype)
         wanted.check()
@@ -78,7 +77,7 @@ def tune(
         tune_run.check_measures(machine)
         path = store if store is not None else default_store()
         check_distinct({"--json": json, "--store": path})
-        if writes:
+        if request.sees_reports(job):
             check_can_add(path)
         plan = tune_run.make_plan(machine, wanted, budget, soc)
     return tune_run.run(machine, plan, path, json, timeout, debug)

@@ -30,11 +30,6 @@ class JobEnv:
     attempt: int = 0  # torchrun starts all ranks again after a failure
 
     @property
-    def writes(self) -> bool:
-        """Whether this rank is on the host of rank 0, which writes the reports: all there judge their folders alike."""
-        return self.rank < self.local_world
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The variables that made this process a rank of the job."""
         return _SLURM_NAMES if self.kind == "slurm" else _TORCH_NAMES

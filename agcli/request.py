@@ -76,6 +76,14 @@ def one_voice(job: JobEnv | None) -> Iterator[None]:
         sys.exit(error.exit_status)
 
 
+def sees_reports(job: JobEnv | None) -> bool:
+    """Whether this process is on the host where reports are written: rank 0's. On others there may be no such folder.
+
+    All ranks there judge the folders alike, so that none waits for one that was refused.
+    """
+    return job is None or job.rank < job.local_world
+
+
 def current_job(world: int | None) -> JobEnv | None:
     """The job of torchrun or Slurm that this process is a rank of, if any; UsageError if ``--world`` contradicts it."""
     return detect_job(os.environ, world)

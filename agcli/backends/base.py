@@ -48,8 +48,9 @@ class Backend(Protocol):
 
     A platform may also have ``bench_hooks() -> BenchHooks`` (see ``bench_hooks.py``): a device clock, a vendor's
     operation, graphs and sizes for `bench`; and ``inventory() -> list[tuple[str, str]]``: names, memory and links of
-    its devices for `doctor`, within two seconds and without starting one; and ``check_plan(plan)``, asked by the
-    parent, which raises UsageError for blocks that its kernel cannot take.
+    its devices for `doctor`, within two seconds and without starting one; ``check_plan(plan)``, asked by the parent,
+    which raises UsageError for blocks that its kernel cannot take; and, in a rank, ``check_extra(plan, extra, cores)``,
+    which raises UsageError or TypeError for a tuned choice's ``extra`` that it cannot (``EngineOptions``).
     """
 
     name: str
