@@ -93,11 +93,10 @@ def deliver(
     with held(firm=False):
         for step in (*steps, *more, stdout.flush):
             try:
-                step()
+                with _telling_of_stdout():
+                    step()
             except (BrokenPipeError, EnvironmentFault) as error:
                 errors.append(error)
-            except OSError as error:
-                errors.append(stdout_fault(error))
         if errors:
             raise errors[0]
 
@@ -109,6 +108,17 @@ def _write_made(make: Callable[[], str], path: Path, stdout: TextIO) -> None:
 def stdout_fault(error: OSError) -> EnvironmentFault:
     """What to say where stdout takes no more."""
     return EnvironmentFault(f"stdout could not be written: {error.strerror or error}")
+
+
+@contextlib.contextmanager
+def _telling_of_stdout() -> Iterator[None]:
+    """An OSError of stdout within is an EnvironmentFault, but for a BrokenPipeError: nobody is there to be told."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise stdout_fault(error) from error
 
 
 def write_report(text: str, path: Path, stdout: TextIO) -> None:
@@ -170,7 +180,8 @@ def reserved_stdout() -> Iterator[TextIO]:
     try:
         os.dup2(sys.stderr.fileno(), fd)
         yield report
-        _flush(report)
+        with _telling_of_stdout():
+            report.flush()
     finally:
         with contextlib.suppress(OSError):  # told already
             report.close()
@@ -178,12 +189,3 @@ def reserved_stdout() -> Iterator[TextIO]:
             stdout.flush()
         os.dup2(kept, fd)
         os.close(kept)
-
-
-def _flush(report: TextIO) -> None:
-    try:
-        report.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise stdout_fault(error) from error

@@ -27,13 +27,13 @@ _DL = SimpleNamespace(**shmem.NAMES)
 _TL.extra = SimpleNamespace(cann=SimpleNamespace(extension=_DL), ascend=SimpleNamespace(extension=_DL))
 
 
-# The functions of Python that Triton has in kernels; their names mean what they do there.
 @kind("both")
 def _refused(message: str) -> None:
     """Stands in place of a branch with something in it that the simulator does not understand."""
     raise UsageError(message)
 
 
+# The functions of Python that Triton has in kernels; their names mean what they do there.
 _BUILTINS = {
     **{function.__name__: function for function in (len, list, float, int, isinstance, getattr, hasattr, min, max)},
     "range": scalars.kernel_range, "print": language.device_print, REFUSAL: _refused,
